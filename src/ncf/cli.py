@@ -1,0 +1,258 @@
+"""The command line: the only module that parses, prints errors and exits.
+
+    ncf prepare SOURCE -o DIR        a log becomes a dataset
+    ncf train --data DIR             a dataset becomes a model
+    ncf evaluate --checkpoint-dir RUN
+    ncf recommend --checkpoint-dir RUN --user ID
+    ncf doctor                       versions and devices
+
+Data goes to stdout; warnings, notes and progress bars to stderr. Exit status: 0, 2 for input and usage, 1 for a run
+that failed, 130 for Ctrl-C.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ncf import __version__
+from ncf.config import PrepareConfig, RunConfig, TrainConfig
+from ncf.errors import InputError, NcfWarning, RunError
+from ncf.options import Parser, add_options, given, take
+
+EXAM = ("topk", "valid_negative", "valid_users_per_batch")
+say = partial(print, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the exit status."""
+    warnings.showwarning = _show_warning
+    try:
+        parsed = _parser().parse_args(arguments)
+        parsed.command(parsed)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of our output has had enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (InputError, RunError, OSError, MemoryError, RuntimeError, KeyboardInterrupt) as error:
+        status, message = _explain(error)
+        print(f"ncf: {' '.join(message.split())}", file=sys.stderr)
+        return status
+    return 0
+
+
+def _explain(error: BaseException) -> tuple[int, str]:
+    """Exit status and message of what a user or a machine can cause; anything else is ours, and is raised again."""
+    text = str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return 130, f"interrupted{f'; {text}' if text else ''}"
+    if isinstance(error, (InputError, RunError)):
+        return (2 if isinstance(error, InputError) else 1), f"error: {text}"
+    if isinstance(error, OSError):
+        return 1, f"error: {error.filename or 'system'}: {error.strerror or text}"
+    if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text:
+        return 1, "error: out of memory: use a smaller --batch-size or --valid-users-per-batch, or a larger device"
+    raise error
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_args: Any, **_kwargs: Any) -> None:
+    if issubclass(category, NcfWarning):
+        print(f"ncf: warning: {message}", file=sys.stderr)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="ncf", description="Neural Collaborative Filtering.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"ncf {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
+    _add_prepare(_command(commands, "prepare", "turn a log into a dataset", _prepare))
+    _add_train(_command(commands, "train", "train a model on a dataset", _train))
+    _add_evaluate(_command(commands, "evaluate", "score a trained model", _evaluate))
+    _add_recommend(_command(commands, "recommend", "list the best items of users", _recommend))
+    doctor = _command(commands, "doctor", "show versions, devices and what they can do", _doctor)
+    doctor.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def _command(
+    commands: Any, name: str, text: str, function: Callable[[argparse.Namespace], None]
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    parser.set_defaults(command=function)
+    return parser
+
+
+def _add_prepare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a file (CSV or any delimiter, gzip, Parquet, JSON lines), a glob, a MovieLens zip or directory, or a "
+        "name: ml-100k, ml-latest-small, ml-1m, ml-10m, ml-20m, ml-25m, ml-32m, synthetic",
+    )
+    parser.add_argument("-o", "--output", metavar="DIR", help="where to write the dataset (default: data/<name>)")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
+    add_options(parser, PrepareConfig)
+
+
+def _prepare(arguments: argparse.Namespace) -> None:
+    from ncf.data.prepare import default_output, prepare  # noqa: PLC0415 - a command loads what it needs
+    from ncf.data.summary import format_summary  # noqa: PLC0415
+
+    dataset = prepare(
+        arguments.source,
+        arguments.output or default_output(arguments.source),
+        config=take(PrepareConfig, arguments),
+        overwrite=arguments.overwrite,
+        progress=sys.stderr.isatty(),
+    )
+    say("\n".join(format_summary(dataset)))
+
+
+def _add_train(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", required=True, metavar="DIR", help="the dataset that `ncf prepare` wrote")
+    parser.add_argument("--mode", choices=("train", "test"), default="train", help="`test` is `ncf evaluate`")
+    add_options(parser, TrainConfig)
+    add_options(parser, RunConfig)
+    recipe = parser.add_argument_group("the recipe's other names")
+    recipe.add_argument(
+        "--no-neg-trick",
+        dest="neg_trick",
+        action="store_false",
+        default=argparse.SUPPRESS,
+        help="draw exact negatives, which is the default",
+    )
+    recipe.add_argument(
+        "--fp16",
+        dest="precision",
+        action="store_const",
+        const="fp16",
+        default=argparse.SUPPRESS,
+        help="--precision fp16",
+    )
+    recipe.add_argument("--xla", dest="compile", action="store_true", default=argparse.SUPPRESS, help="--compile")
+
+
+def _train(arguments: argparse.Namespace) -> None:
+    from ncf.data.dataset import Dataset  # noqa: PLC0415
+    from ncf.training.train import train  # noqa: PLC0415
+
+    config, run = take(TrainConfig, arguments), take(RunConfig, arguments)
+    dataset = Dataset.load(arguments.data)
+    if arguments.mode == "test":
+        _print_evaluation(
+            run.checkpoint_dir or f"runs/{dataset.name}",
+            data=arguments.data,
+            device=run.device,
+            precision=config.precision,
+            protocol={name: value for name, value in given(TrainConfig, arguments).items() if name in EXAM},
+        )
+        return
+    train(dataset, config, run, progress=sys.stderr.isatty(), log=say)
+
+
+def _add_evaluate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--checkpoint-dir", required=True, metavar="RUN", help="the run's directory")
+    parser.add_argument("--data", metavar="DIR", help="check that the run was trained on this dataset")
+    parser.add_argument("--split", choices=("test", "validation"), default="test", help="(default: test)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_options(parser, TrainConfig, (*EXAM, "precision"))
+    add_options(parser, RunConfig, ("device",))
+
+
+def _evaluate(arguments: argparse.Namespace) -> None:
+    options = given(TrainConfig, arguments)
+    _print_evaluation(
+        arguments.checkpoint_dir,
+        data=arguments.data,
+        device=take(RunConfig, arguments).device,
+        precision=options.pop("precision", "fp32"),
+        protocol=options,
+        split=arguments.split,
+        as_json=arguments.json,
+    )
+
+
+def _print_evaluation(
+    checkpoint_dir: str,
+    *,
+    data: str | None,
+    device: str,
+    precision: str,
+    protocol: dict[str, Any],
+    split: str = "test",
+    as_json: bool = False,
+) -> None:
+    from ncf.data.dataset import Dataset  # noqa: PLC0415
+    from ncf.recommender import Recommender  # noqa: PLC0415
+    from ncf.report import test_line  # noqa: PLC0415
+
+    recommender = Recommender.load(checkpoint_dir, device=device, weights="best")
+    if data and Dataset.load(data).fingerprint != recommender.dataset.fingerprint:
+        raise InputError(f"the run in {checkpoint_dir} was trained on another dataset than {data}: leave --data out")
+    start = time.perf_counter()
+    found = recommender.evaluate(split, precision=precision, progress=sys.stderr.isatty(), **protocol)
+    seconds = time.perf_counter() - start
+    if as_json:
+        say(json.dumps(found.to_dict()))
+        return
+    say(test_line(seconds, found.k, found.hr, found.ndcg))
+    say(recommender.describe(found))
+
+
+def _add_recommend(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--checkpoint-dir", required=True, metavar="RUN", help="the run's directory")
+    users = parser.add_mutually_exclusive_group(required=True)
+    users.add_argument("--user", action="append", metavar="ID", help="a user, by the log's id; may be repeated")
+    users.add_argument("--users-file", metavar="FILE", help="a file with a user's id in each line")
+    users.add_argument("--all", action="store_true", help="every user")
+    parser.add_argument("--include-seen", action="store_true", help="also list what the user has touched")
+    parser.add_argument("--format", choices=("table", "csv", "json"), default="table", help="(default: table)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write here instead of standard output")
+    add_options(parser, TrainConfig, ("topk", "precision"))
+    add_options(parser, RunConfig, ("device",))
+
+
+def _recommend(arguments: argparse.Namespace) -> None:
+    from ncf.listing import write_lists  # noqa: PLC0415
+    from ncf.recommender import Recommender  # noqa: PLC0415
+
+    options = take(TrainConfig, arguments)
+    recommender = Recommender.load(arguments.checkpoint_dir, device=take(RunConfig, arguments).device)
+    write_lists(
+        recommender,
+        _users(arguments, recommender.dataset.user_ids.tolist()),
+        k=options.topk,
+        filter_seen=not arguments.include_seen,
+        precision=options.precision,
+        style=arguments.format,
+        output=arguments.output,
+    )
+
+
+def _users(arguments: argparse.Namespace, everyone: list[Any]) -> list[Any]:
+    if arguments.all:
+        return everyone
+    if arguments.user:
+        return list(arguments.user)
+    try:
+        lines = Path(arguments.users_file).read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--users-file {arguments.users_file} cannot be read: {error}") from None
+    return [line.strip() for line in lines if line.strip()]
+
+
+def _doctor(arguments: argparse.Namespace) -> None:
+    from ncf.doctor import examine  # noqa: PLC0415
+
+    found = examine()
+    if arguments.json:
+        say(json.dumps(found))
+        return
+    width = max(map(len, found)) + 2
+    for name, value in found.items():
+        say(f"{name:<{width}}{value}")

@@ -1,0 +1,274 @@
+"""A run's directory: all that evaluating, recommending and resuming need, and nothing that runs code when loaded.
+
+    config.json           options, sizes, fingerprints, format version; where it is, there is a run
+    users.parquet  items.parquet  seen.parquet  [negatives.parquet]    the dataset, held-out items included
+    best.safetensors      the weights of the best epoch
+    last.safetensors      weights, Adam's state and the epoch, to resume from
+    deploy.safetensors    weights trained on every interaction (--fit-all)
+    metrics.jsonl         an object an epoch
+    result.json           how a finished run ended: the closing block and the test score
+
+Each file is written beside its place, synced and renamed, so it is whole or absent, and each carries the run's
+fingerprint, so that a mix of two runs is an error.
+"""
+
+import hashlib
+import json
+import shutil
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ncf.config import TrainConfig, flag_name
+from ncf.data.dataset import Dataset
+from ncf.errors import InputError, RunError
+from ncf.files import atomic_file
+from ncf.model.neumf import NeuMF
+from ncf.model.run_tables import read_dataset, table_names, write_dataset
+
+FORMAT_VERSION = 1
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+LOCK = ".lock"
+RESULT = "result.json"
+BEST, LAST, DEPLOY, DEPLOY_LAST = "best", "last", "deploy", "deploy-last"
+
+
+class Run:
+    """A run's directory, opened; use `Run.create` or `Run.open`."""
+
+    def __init__(self, path: Path, config: TrainConfig, dataset: Dataset) -> None:
+        self.path, self.config, self.dataset = path, config, dataset
+        self.fingerprint = run_fingerprint(config, dataset)
+
+    @classmethod
+    def create(cls, path: Path, config: TrainConfig, dataset: Dataset) -> "Run":
+        """Write the parts of a new run that never change; `config.json` last, as it makes a run of the directory."""
+        run = cls(path, config, dataset)
+        write_dataset(path, dataset, run.fingerprint)
+        run.write_config()
+        return run
+
+    def write_config(self) -> None:
+        """Write `config.json`."""
+        dataset = self.dataset
+        content = {
+            "format": FORMAT_VERSION,
+            "run": self.fingerprint,
+            "options": self.config.to_dict(),
+            "dataset": {
+                "name": dataset.name,
+                "fingerprint": dataset.fingerprint,
+                "seed": dataset.seed,
+                "users": dataset.n_users,
+                "items": dataset.n_items,
+                "interactions": dataset.n_train,
+                "summary": dataset.summary,
+            },
+        }
+        with atomic_file(self.path / CONFIG) as temporary:
+            temporary.write_text(json.dumps(content, indent=2) + "\n")
+
+    @classmethod
+    def open(cls, path: Path) -> "Run":
+        """Read a run. Raises InputError where there is none, or it is damaged, of another version or a mix."""
+        content = _read_config(path)
+        try:
+            about = content["dataset"]
+            config = TrainConfig.from_dict(content["options"])
+            dataset = read_dataset(path, about["name"], about["seed"], about["summary"], content["run"])
+            fingerprint = about["fingerprint"]
+        except (KeyError, TypeError) as error:
+            raise InputError(f"{path / CONFIG} is damaged: it lacks {error}; train the run again") from None
+        if dataset.fingerprint != fingerprint:
+            raise InputError(f"{path}: users, items or seen Parquet were changed since training; train the run again")
+        run = cls(path, config, dataset)
+        if run.fingerprint != content["run"]:
+            raise InputError(f"{path / CONFIG} was changed since training, or is of another run; train the run again")
+        return run
+
+    def new_model(self) -> NeuMF:
+        """A network of this run's sizes, with its initial weights."""
+        config, dataset = self.config, self.dataset
+        return NeuMF(
+            dataset.n_users,
+            dataset.n_items,
+            factors=config.factors,
+            layers=config.layers,
+            dropout=config.dropout,
+            seed=config.seed,
+        )
+
+    def has(self, name: str) -> bool:
+        """Whether the weights `name` (best, last, deploy) are there."""
+        return self._file(name).exists()
+
+    def save(self, name: str, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Write tensors, with `state` (JSON) in their header, in one piece. Raises RunError where it cannot."""
+        tensors = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
+        metadata = {"format": str(FORMAT_VERSION), "run": self.fingerprint, "state": json.dumps(state)}
+        metadata["sha256"] = _digest(tensors, metadata["state"])
+        with atomic_file(self._file(name)) as temporary:
+            try:
+                save_file(tensors, temporary, metadata)
+                shutil.copymode(self.path / CONFIG, temporary)  # safetensors would keep it from other users
+            except SafetensorError as error:
+                raise RunError(f"cannot write {self._file(name)}: {error}") from None
+
+    def load(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Read tensors and state back. Raises InputError where they are absent, damaged or of another run."""
+        path = self._file(name)
+        if not path.exists():
+            raise InputError(f"{path} is missing: the run was stopped before its first epoch was saved; train it again")
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dictionary
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{path} is damaged: {error}; train the run again") from None
+        _check_version(path, metadata.get("format"))
+        if metadata.get("run") != self.fingerprint:
+            raise InputError(
+                f"{path} belongs to another run than {self.path / CONFIG}: do not mix the files of two runs"
+            )
+        if metadata.get("sha256") != _digest(tensors, metadata.get("state", "")):
+            raise InputError(f"{path} is damaged: its checksum does not match; train the run again")
+        return tensors, json.loads(metadata["state"])
+
+    def load_model(self, name: str) -> tuple[NeuMF, dict[str, Any]]:
+        """The network with the weights `name`, and the state saved with them."""
+        tensors, state = self.load(name)
+        model = self.new_model()
+        load_weights(model, tensors, self._file(name))
+        return model, state
+
+    def remove(self, name: str) -> None:
+        """Delete the weights `name` where they exist."""
+        self._file(name).unlink(missing_ok=True)
+
+    def save_result(self, result: dict[str, Any]) -> None:
+        """Write `result.json`: the run has ended."""
+        with atomic_file(self.path / RESULT) as temporary:
+            temporary.write_text(json.dumps({"run": self.fingerprint, **result}, indent=2) + "\n")
+
+    def load_result(self, epochs: int) -> dict[str, Any] | None:
+        """`result.json` of this run after that many epochs; None where there is none."""
+        try:
+            result = json.loads((self.path / RESULT).read_text())
+        except (OSError, ValueError):
+            return None
+        same = isinstance(result, dict) and (result.get("run"), result.get("epochs")) == (self.fingerprint, epochs)
+        return result if same else None
+
+    def forget_result(self) -> None:
+        """Remove `result.json`: the run goes on."""
+        (self.path / RESULT).unlink(missing_ok=True)
+
+    def _file(self, name: str) -> Path:
+        return self.path / f"{name}.safetensors"
+
+
+def run_fingerprint(config: TrainConfig, dataset: Dataset) -> str:
+    """What identifies a run: the dataset and the options that a resumed run may not change."""
+    fixed = {item.name: config.to_dict()[item.name] for item in fields(config) if not item.metadata["live"]}
+    text = json.dumps([FORMAT_VERSION, fixed, dataset.fingerprint], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def start_run(path: Path, config: TrainConfig, dataset: Dataset, *, resume: bool, overwrite: bool) -> Run:
+    """The run to train in the directory `path`, which exists: a new one, or with `resume` the one that is there.
+
+    Raises InputError where the directory holds a run (without `resume` or `overwrite`) or anything else, and where
+    the run to resume differs in more than a live option.
+    """
+    if resume and overwrite:
+        raise InputError("--resume and --overwrite exclude each other: go on with the run, or start anew")
+    files = known_files(path)
+    if (path / CONFIG).exists() and resume:
+        run = Run.open(path)
+        _check_same(run, config, dataset)
+        run.config = config
+        run.write_config()
+        return run
+    if (path / CONFIG).exists() and not overwrite:
+        raise InputError(
+            f"{path} holds a run already: go on with --resume, start anew with --overwrite, or choose "
+            "another --checkpoint-dir"
+        )
+    for file in sorted(files, key=lambda file: file.name != CONFIG):  # config.json first: the run is gone at once
+        file.unlink()
+    return Run.create(path, config, dataset)
+
+
+def _check_same(run: Run, config: TrainConfig, dataset: Dataset) -> None:
+    for item in fields(config):
+        ours, theirs = getattr(config, item.name), getattr(run.config, item.name)
+        if ours != theirs and not item.metadata["live"]:
+            raise InputError(
+                f"--resume cannot change {flag_name(item.name)}: the run in {run.path} has {theirs!r}, got {ours!r}"
+            )
+    if dataset.fingerprint != run.dataset.fingerprint:
+        raise InputError(f"--resume: the run in {run.path} was trained on another dataset than {dataset.name}")
+
+
+def load_weights(model: NeuMF, tensors: dict[str, Tensor], source: Path) -> None:
+    """Copy `tensors` into the model. Raises InputError where a name or a shape differs."""
+    expected = {name: parameter.shape for name, parameter in model.named_parameters()}
+    found = {name: tensor.shape for name, tensor in tensors.items()}
+    if expected != found:
+        odd = sorted(name for name in expected | found if expected.get(name) != found.get(name))
+        raise InputError(f"{source} does not fit the run's network: {', '.join(odd)} differ; train the run again")
+    model.load_state_dict(tensors)
+
+
+def known_files(path: Path) -> list[Path]:
+    """The files of a run that are in `path`, temporary ones of a killed run included.
+
+    Raises InputError where there is anything else: the directory then serves another purpose.
+    """
+    names = {CONFIG, METRICS, RESULT, LOCK, *table_names()} | {
+        f"{n}.safetensors" for n in (BEST, LAST, DEPLOY, DEPLOY_LAST)
+    }
+    known = []
+    for file in path.iterdir():
+        if file.name in names or (file.name.startswith(".") and file.name.endswith(".tmp")):
+            known.append(file)
+        elif not file.name.startswith("events.out.tfevents"):
+            raise InputError(f"{path} holds something else than a run ({file.name}): choose another --checkpoint-dir")
+    return [file for file in known if file.name != LOCK]
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    file = path / CONFIG
+    if not path.is_dir() or not file.exists():
+        what = "is not a directory" if path.exists() and not path.is_dir() else "holds no run (no config.json)"
+        raise InputError(
+            f"{path} {what if path.exists() else 'does not exist'}: name the --checkpoint-dir of `ncf train`"
+        )
+    try:
+        content = json.loads(file.read_text())
+    except (ValueError, OSError) as error:
+        raise InputError(f"{file} is damaged: {error}; train the run again") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{file} is damaged: not a JSON object; train the run again")
+    _check_version(file, content.get("format"))
+    return content
+
+
+def _check_version(path: Path, version: object) -> None:
+    if str(version) != str(FORMAT_VERSION):
+        raise InputError(f"{path} has format {version}, and this version of ncf reads {FORMAT_VERSION}: train it again")
+
+
+def _digest(tensors: dict[str, Tensor], state: str) -> str:
+    digest = hashlib.sha256(state.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

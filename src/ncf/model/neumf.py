@@ -1,0 +1,172 @@
+"""NeuMF, GMF and MLP (He et al., "Neural Collaborative Filtering", WWW 2017, section 3): parameters and scores.
+
+Plain autograd, written for clarity of the algebra: this is the reference that faster steps must equal, and what
+evaluation, recommendation and export use.
+
+Shapes: B users, C candidates each, U users, I items, F factors, H the width of the first hidden layer.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ncf.errors import InputError
+from ncf.model.dropout import drop
+
+
+class NeuMF(nn.Module):
+    """A GMF of width `factors` and an MLP of widths `layers`, joined by one output layer.
+
+    `factors=0` is MLP alone and `layers=()` GMF alone. `layers[0]` is the width of the concatenated user and item
+    embedding, so half of it belongs to each side. Each side has one table, GMF's columns first, MLP's after.
+
+    Initial weights, as the NVIDIA recipe's: embeddings N(0, 0.01), hidden layers Glorot uniform, the output LeCun
+    uniform, biases 0; all from `seed`.
+
+    The first hidden layer is factored: W [u; i] = Wu u + Wi i, so Wi i is computed once for an item and Wu u once
+    for a user, however often they meet. It is exact, and over half of the network's arithmetic goes.
+
+    Raises InputError for a width that cannot be built.
+    """
+
+    def __init__(
+        self,
+        n_users: int,
+        n_items: int,
+        *,
+        factors: int = 64,
+        layers: Sequence[int] = (256, 256, 128, 64),
+        dropout: float = 0.5,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        _check_widths(factors, layers)
+        self.n_users, self.n_items = n_users, n_items
+        self.factors, self.layers, self.dropout = factors, tuple(layers), dropout
+        width = factors + (layers[0] // 2 if layers else 0)
+        self.user_embedding = nn.Parameter(torch.empty(n_users, width))
+        self.item_embedding = nn.Parameter(torch.empty(n_items, width))
+        hidden = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(layers))
+        self.mlp = cast(Sequence[nn.Linear], hidden)  # a ModuleList does not tell what it holds
+        self.output = nn.Linear(factors + (layers[-1] if layers else 0), 1)
+        self.reset_parameters(seed)
+
+    @torch.no_grad()
+    def reset_parameters(self, seed: int) -> None:
+        """Draw the initial weights."""
+        generator = torch.Generator().manual_seed(seed)
+        for table in (self.user_embedding, self.item_embedding):
+            table.normal_(0, 0.01, generator=generator)
+        for layer in self.mlp:
+            nn.init.xavier_uniform_(layer.weight, generator=generator)
+            nn.init.zeros_(layer.bias)
+        bound = math.sqrt(3 / self.output.in_features)
+        self.output.weight.uniform_(-bound, bound, generator=generator)
+        nn.init.zeros_(self.output.bias)
+
+    def user_rows(self, users: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """What `logits` needs of `users` [B]: [B, F + H], GMF's factors times the output weights, then Wu u + b."""
+        return self.project_users(functional.embedding(users, self.user_embedding), dtype)
+
+    def project_users(self, rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """`user_rows` of user embeddings [..., D] that are already at hand."""
+        parts: list[Tensor] = [rows[..., : self.factors] * self.output.weight[0, : self.factors]]
+        if self.layers:
+            half = self.layers[0] // 2
+            weight = self.mlp[0].weight[:, :half]
+            parts.append(product(rows[..., self.factors :], weight, self.mlp[0].bias, dtype))
+        return torch.cat(parts, -1)
+
+    def item_rows(self, items: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """What `logits` needs of `items`, any shape: [..., F + H], GMF's factors, then Wi i.
+
+        Projects the whole catalogue where that is less work than projecting each of `items`.
+        """
+        if items.numel() < self.n_items:
+            return self.project_items(functional.embedding(items, self.item_embedding), dtype)
+        return functional.embedding(items, self.item_table(dtype))
+
+    def item_table(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """`item_rows` of the whole catalogue: [I, F + H]."""
+        return self.project_items(self.item_embedding, dtype)
+
+    def project_items(self, rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """`item_rows` of item embeddings [..., D] that are already at hand."""
+        if not self.layers:
+            return rows
+        weight = self.mlp[0].weight[:, self.layers[0] // 2 :]
+        projection = product(rows[..., self.factors :], weight, None, dtype)
+        return torch.cat([rows[..., : self.factors], projection], -1)
+
+    def logits(
+        self,
+        user_rows: Tensor,
+        item_rows: Tensor,
+        dtype: torch.dtype = torch.float32,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Scores, as logits in fp32: [B, C] of `user_rows` [B, F + H] and `item_rows` [B, C, F + H] or [C, F + H].
+
+        `dtype` is the precision of the hidden layers' products. Dropout follows each hidden ReLU in training mode.
+        """
+        score: Tensor = self.output.bias
+        if self.factors:
+            user, item = user_rows[:, : self.factors], item_rows[..., : self.factors]
+            gmf = user @ item.T if item.dim() == 2 else torch.bmm(item, user.unsqueeze(2)).squeeze(2)
+            score = score + gmf
+        if self.layers:
+            hidden = user_rows[:, None, self.factors :] + item_rows[..., self.factors :]
+            hidden = self._activate(hidden.to(dtype), generator)
+            for layer in self.mlp[1:]:
+                hidden = self._activate(product(hidden, layer.weight, layer.bias, dtype), generator)
+            weight = self.output.weight[:, self.factors :]
+            score = score + product(hidden, weight, None, dtype).squeeze(-1).to(score.dtype)
+        return score
+
+    def forward(
+        self,
+        users: Tensor,
+        candidates: Tensor,
+        dtype: torch.dtype = torch.float32,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Scores of `candidates` [B, C] for `users` [B], as logits in fp32: [B, C]."""
+        return self.logits(self.user_rows(users, dtype), self.item_rows(candidates, dtype), dtype, generator)
+
+    def _activate(self, hidden: Tensor, generator: torch.Generator | None) -> Tensor:
+        hidden = functional.relu(hidden)
+        return drop(hidden, self.dropout, generator) if self.training else hidden
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """x W^T + b with the operands in `dtype`, summed in fp32; `x` [..., A], `weight` [Z, A] give [..., Z] in `dtype`.
+
+    A CPU without 16-bit products would take some fifty times longer for bf16 than for fp32; there the operands are
+    rounded to bf16 and multiplied in fp32, which gives the same figures.
+    """
+    x, weight = x.to(dtype), weight.to(dtype)
+    bias = None if bias is None else bias.to(dtype)
+    if dtype == torch.bfloat16 and x.device.type == "cpu" and not has_fast_bf16():
+        wide = None if bias is None else bias.float()
+        return functional.linear(x.float(), weight.float(), wide).to(dtype)
+    return functional.linear(x, weight, bias)
+
+
+def has_fast_bf16() -> bool:
+    """Whether this CPU multiplies bf16 in hardware (AVX-512 or AMX), as oneDNN sees it."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _check_widths(factors: int, layers: Sequence[int]) -> None:
+    if not factors and not layers:
+        raise InputError("--factors 0 with --layers none leaves no model: give one of them a width")
+    if layers and (len(layers) < 2 or layers[0] % 2):
+        raise InputError(
+            f"--layers must be none, or at least two widths of which the first is even (half for users, half for "
+            f"items): got {' '.join(map(str, layers))}"
+        )

@@ -1,0 +1,103 @@
+"""Command-line flags made from the dataclasses of `config.py`, so that every option stands in one place."""
+
+import argparse
+import typing
+from collections.abc import Iterable
+from dataclasses import Field, fields
+from typing import Any, NoReturn, TypeVar
+
+from ncf.config import Options, describe_range, flag_name, scalar_types
+from ncf.errors import InputError
+
+Group = TypeVar("Group", bound=Options)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises InputError instead of printing usage and exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse has to say as InputError."""
+        raise InputError(f"{message}; see `{self.prog} --help`")
+
+
+def add_options(parser: argparse.ArgumentParser, group: type[Options], names: Iterable[str] | None = None) -> None:
+    """Add a flag for every field of `group`, or for those in `names`. A flag that is not given leaves no trace."""
+    chosen = None if names is None else set(names)
+    for item in fields(group):
+        if chosen is None or item.name in chosen:
+            _add(parser, item)
+
+
+def take(group: type[Group], arguments: argparse.Namespace) -> Group:
+    """The option group, from what was given on the command line. Raises InputError for a value out of its range."""
+    return group(**given(group, arguments))
+
+
+def given(group: type[Options], arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options of `group` that the command line gave."""
+    names = {item.name for item in fields(group)}
+    return {name: value for name, value in vars(arguments).items() if name in names}
+
+
+def _add(parser: argparse.ArgumentParser, item: Field[Any]) -> None:
+    flags = [*item.metadata["flags"], flag_name(item.name)]
+    settings: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS, "help": _help(item)}
+    if bool in scalar_types(item):
+        settings["action"] = "store_true" if item.default is False else argparse.BooleanOptionalAction
+    elif typing.get_origin(item.type) is tuple:
+        settings |= {"nargs": "+", "action": _Many, "metavar": "N", "item": item}
+    else:
+        settings |= {"type": _Convert(item), "metavar": _metavar(item)}
+    parser.add_argument(*flags, **settings)
+
+
+def _help(item: Field[Any]) -> str:
+    """The option's text with its range and default, where they are not said already."""
+    parts = [item.metadata["help"]]
+    allowed = describe_range(item)
+    if allowed:
+        parts.append(f"[{allowed}]")
+    if item.default is not None and not isinstance(item.default, bool):
+        default = " ".join(map(str, item.default)) if isinstance(item.default, tuple) else item.default
+        parts.append(f"(default: {default})")
+    return " ".join(parts).replace("%", "%%")
+
+
+def _metavar(item: Field[Any]) -> str:
+    kinds = scalar_types(item)
+    if item.metadata["choices"]:
+        return "|".join(item.metadata["choices"])
+    return "N" if int in kinds else "X" if float in kinds else item.name.rsplit("_", maxsplit=1)[-1].upper()
+
+
+class _Convert:
+    """Text of the command line to the option's type; the dataclass checks the range."""
+
+    def __init__(self, item: Field[Any]) -> None:
+        self.item = item
+
+    def __call__(self, text: str) -> Any:
+        kinds = scalar_types(self.item)
+        for kind in (int, float):
+            if kind in kinds:
+                try:
+                    return kind(text)
+                except ValueError:
+                    continue
+        if str in kinds and (not self.item.metadata["words"] or text in self.item.metadata["words"]):
+            return text
+        kind_name = "a whole number" if int in kinds else "a number"
+        allowed = describe_range(self.item)
+        raise argparse.ArgumentTypeError(f"must be {kind_name}{f', {allowed}' if allowed else ''}: got {text!r}")
+
+
+class _Many(argparse.Action):
+    """Several values to a tuple; the word `none` to the empty one."""
+
+    def __init__(self, *args: Any, item: Field[Any], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.item = item
+
+    def __call__(self, _parser: Any, namespace: argparse.Namespace, values: Any, _flag: str | None = None) -> None:
+        converted = () if values == ["none"] else tuple(_Convert(self.item)(text) for text in values)
+        setattr(namespace, self.dest, converted)

@@ -1,0 +1,1 @@
+"""Scores become metrics and lists."""

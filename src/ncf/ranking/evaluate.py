@@ -1,0 +1,115 @@
+"""Score an exam's candidates, rank the held-out items, aggregate: HR@k, NDCG@k, MRR."""
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from ncf.errors import NcfWarning, RunError
+from ncf.ranking.exam import Exam
+from ncf.ranking.metrics import Metrics, histogram, metrics_of, ranks_of
+from ncf.ranking.scoring import Scorer
+
+CELLS = 16_777_216  # scores held at a time when the whole catalogue is ranked: 64 MiB in fp32
+TIES_WARNED = 0.01
+
+
+@dataclass(frozen=True)
+class Evaluation(Metrics):
+    """Metrics and the protocol that they were obtained under."""
+
+    split: str
+    protocol: str
+    negatives: int | str
+    ties: float  # share of users whose held-out item ties with another candidate (ties count against it)
+    skipped: int  # users who were not evaluated, as they have touched every item
+
+    def to_dict(self) -> dict[str, int | float | str]:
+        """What `ncf evaluate --json` prints."""
+        return {
+            f"hr@{self.k}": self.hr,
+            f"ndcg@{self.k}": self.ndcg,
+            "mrr": self.mrr,
+            "users": self.users,
+            "skipped": self.skipped,
+            "negatives": self.negatives,
+            "split": self.split,
+            "ties": self.ties,
+            "protocol": self.protocol,
+        }
+
+
+def evaluate(scorer: Scorer, exam: Exam, *, k: int, users_per_batch: int = 5000, progress: bool = False) -> Evaluation:
+    """Rank every user's held-out item among the exam's candidates.
+
+    Ties count against the held-out item. Raises RunError where a score is not finite.
+    """
+    if exam.negatives is None:
+        users_per_batch = min(users_per_batch, max(1, CELLS // exam.untouched.n_items))
+    counts = torch.zeros(exam.candidates + 1, dtype=torch.int64, device=exam.users.device)
+    tied = torch.zeros((), dtype=torch.int64, device=exam.users.device)
+    broken = torch.zeros_like(tied)
+    starts = range(0, len(exam.users), users_per_batch)
+    for at in tqdm(starts, desc="evaluate", unit="batch", leave=False, disable=not progress):
+        part = slice(at, at + users_per_batch)
+        rank, tie, finite = _rank(scorer, exam, part)
+        counts += histogram(rank, exam.candidates)
+        tied += tie.sum()
+        broken += (~finite).sum()
+    if broken.item():
+        raise RunError(
+            f"scores of {broken.item()} of {len(exam.users)} users are not finite: try a lower learning rate"
+        )
+    metrics = metrics_of(counts, k)
+    negatives = "all" if exam.negatives is None else exam.negatives.shape[1]
+    ties = tied.item() / max(1, len(exam.users))
+    return Evaluation(
+        **vars(metrics), split=exam.split, protocol=exam.protocol, negatives=negatives, ties=ties, skipped=exam.skipped
+    )
+
+
+def protocol_line(found: Evaluation, *, select_on: str, epoch: int) -> str:
+    """What a score means: no HR stands without it."""
+    chosen = {"validation": "the validation split", "test": "the test split itself", "last": "nothing (the last epoch)"}
+    skipped = f" ({found.skipped} skipped)" if found.skipped else ""
+    return (
+        f"Protocol: the {found.split} item of {found.users} users{skipped} ranked with {found.protocol}, "
+        f"k = {found.k}, ties count against it; epoch {epoch}, selected on {chosen[select_on]}"
+    )
+
+
+def warn_if_odd(evaluation: Evaluation, exam: Exam) -> None:
+    """Warn of a cutoff that every candidate meets, and of many ties."""
+    if evaluation.k >= exam.candidates:
+        warnings.warn(
+            f"k = {evaluation.k} is not below the {exam.candidates} candidates, so every held-out item is a hit: "
+            "choose a smaller -k or more negatives",
+            NcfWarning,
+            stacklevel=2,
+        )
+    if evaluation.ties > TIES_WARNED:
+        warnings.warn(
+            f"{evaluation.ties:.1%} of the held-out items tie with another candidate, and a tie counts against them",
+            NcfWarning,
+            stacklevel=2,
+        )
+
+
+def _rank(scorer: Scorer, exam: Exam, part: slice) -> tuple[Tensor, Tensor, Tensor]:
+    """Rank, whether tied, and whether all scores are finite, of the users of a batch: [B] each."""
+    users, positives = exam.users[part], exam.positives[part].unsqueeze(1)
+    if exam.negatives is None:
+        others = scorer.score_all(users)
+        positive = others.gather(1, positives).squeeze(1)
+        counted = torch.ones_like(others, dtype=torch.bool)
+        counted[exam.untouched.touched(users)] = False
+    else:
+        negatives = exam.negatives[part].long()
+        scores = scorer.score(users, torch.cat([positives, negatives.clamp(min=0)], 1))
+        positive, others = scores[:, 0], scores[:, 1:]
+        counted = negatives >= 0
+    tie = ((others == positive.unsqueeze(1)) & counted).any(1)
+    finite = torch.isfinite(others).all(1) & torch.isfinite(positive)
+    return ranks_of(positive, others, counted), tie, finite

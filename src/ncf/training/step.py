@@ -1,0 +1,126 @@
+"""One optimizer step on any device: the loss and its gradient, the precision, Adam.
+
+The gradient is that of the loss *sum*, divided once, in fp32, by the number of samples: at initial weights most
+gradients of a mean over a million samples are below Adam's eps and below what fp16 can hold.
+"""
+
+import shutil
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ncf.config import TrainConfig
+from ncf.errors import InputError, NcfWarning
+from ncf.model.neumf import NeuMF, has_fast_bf16
+from ncf.training.cpu_step import CpuGradients
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+FIRST_LOSS_SCALE = 65536.0  # where dynamic scaling starts, as torch's own
+
+
+def loss_sum(
+    model: NeuMF,
+    users: Tensor,
+    candidates: Tensor,
+    weights: Tensor | None,
+    dtype: torch.dtype = torch.float32,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Binary cross-entropy from logits, in fp32, summed over a batch (He et al. 2017, equation 7).
+
+    `users` [B], `candidates` [B, C] with the positive in column 0, `weights` [B, C] or None for all 1.
+    """
+    logits: Tensor = model(users, candidates, dtype, generator)
+    loss = functional.softplus(logits)  # of a negative; a positive's is softplus(-x) = softplus(x) - x
+    if weights is None:
+        return loss.sum() - logits[:, 0].sum()
+    return (loss * weights).sum() - (logits[:, 0] * weights[:, 0]).sum()
+
+
+def check_precision(config: TrainConfig, device: torch.device) -> torch.dtype:
+    """The dtype of the products. Raises InputError where the device cannot train in it; warns where it is no faster."""
+    if config.precision == "fp16" and device.type != "cuda":
+        raise InputError(
+            f"--precision fp16 (--fp16) needs a CUDA device, as its small range needs loss scaling on the device: "
+            f"got device {device}; use --precision bf16 or fp32"
+        )
+    if config.precision == "bf16" and device.type == "cpu" and not has_fast_bf16():
+        warnings.warn(
+            "this CPU has no bf16 products (AVX-512 or AMX): --precision bf16 gives bf16's rounding without its "
+            "speed; use fp32",
+            NcfWarning,
+            stacklevel=2,
+        )
+    return DTYPES[config.precision]
+
+
+class Step:
+    """Adam on the exact gradient of a batch.
+
+    Parameters and Adam's state are fp32; only the products are in the chosen precision. A loss scale is one of the
+    *mean* loss, as the recipe's is.
+    """
+
+    def __init__(self, model: NeuMF, config: TrainConfig) -> None:
+        self.model = model
+        self.device = model.user_embedding.device
+        self.dtype = check_precision(config, self.device)
+        self.optimizer = torch.optim.Adam(
+            model.parameters(), lr=config.learning_rate, betas=(config.beta1, config.beta2), eps=config.eps, fused=True
+        )
+        dynamic = config.loss_scale == "dynamic"
+        self.fixed_scale = None if dynamic else float(config.loss_scale)
+        self.scaler = torch.amp.GradScaler(
+            self.device.type,
+            init_scale=FIRST_LOSS_SCALE if dynamic else float(config.loss_scale),
+            enabled=config.precision == "fp16",
+        )
+        self.compiled = wants_compile(config, self.device)
+        self.loss_sum: Any = torch.compile(loss_sum) if self.compiled else loss_sum
+        by_hand = self.device.type == "cpu" and not self.compiled
+        self.cpu = CpuGradients(model, self.dtype) if by_hand else None
+
+    def __call__(
+        self, users: Tensor, candidates: Tensor, weights: Tensor | None, count: int, generator: torch.Generator | None
+    ) -> Tensor:
+        """One step on a batch of `count` samples; the loss sum, left on the device.
+
+        `users` [B], `candidates` [B, C] with the positive in column 0; `weights` [B, C] is 0 where there is no
+        sample, or None for all 1. With fp16, a step whose gradients overflow changes nothing but the loss scale.
+        """
+        if self.cpu is not None:
+            loss = self.cpu(users, candidates, weights, generator)
+            self._divide_gradients(count)
+        else:
+            self.optimizer.zero_grad()
+            loss = self.loss_sum(self.model, users, candidates, weights, self.dtype, generator)
+            if self.scaler.is_enabled():
+                self.scaler.scale(loss / count).backward()  # the scale keeps the mean's gradients in fp16's range
+            else:
+                loss.backward()
+                self._divide_gradients(count)
+        self.scaler.step(self.optimizer)
+        self.scaler.update(self.fixed_scale)
+        return loss.detach().double()
+
+    def _divide_gradients(self, count: int) -> None:
+        grads = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        torch._foreach_div_(grads, float(count))
+
+
+def wants_compile(config: TrainConfig, device: torch.device) -> bool:
+    """Whether to compile the step: as asked, else on a GPU where there is a C compiler.
+
+    Raises InputError where it is asked for and cannot be.
+    """
+    has_compiler = any(shutil.which(name) for name in ("cc", "gcc", "clang"))
+    if config.compile and not has_compiler:
+        raise InputError("--compile (--xla) needs a C compiler, and none of cc, gcc and clang was found: install one")
+    if config.compile is not None:
+        return config.compile
+    if device.type == "cuda" and not has_compiler:
+        warnings.warn("no C compiler was found, so the step is not compiled and slower", NcfWarning, stacklevel=3)
+    return device.type == "cuda" and has_compiler

@@ -1,0 +1,251 @@
+"""Train a network on a dataset: epochs, selection, stopping, resume.
+
+ncf train --data data/ml-1m --checkpoint-dir runs/ml-1m
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ncf.config import RunConfig, TrainConfig
+from ncf.data.dataset import NONE, Dataset
+from ncf.device import pick_device
+from ncf.errors import InputError, RunError
+from ncf.files import locked
+from ncf.model.checkpoint import BEST, DEPLOY, DEPLOY_LAST, LAST, LOCK, METRICS, Run, start_run
+from ncf.ranking.evaluate import Evaluation, evaluate, protocol_line, warn_if_odd
+from ncf.ranking.exam import Exam, make_exam
+from ncf.ranking.scoring import NeuralScorer, PopularityScorer
+from ncf.report import (
+    EpochRecord,
+    MetricsLog,
+    TensorBoard,
+    best_of,
+    closing_block,
+    epoch_line,
+    test_line,
+)
+from ncf.training.trainer import Trainer
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a finished run found."""
+
+    checkpoint_dir: Path
+    history: list[EpochRecord]
+    best_epoch: int
+    test: dict[str, Any] | None  # as `ncf evaluate --json`; None where no user has a test item
+
+
+def train(
+    dataset: Dataset,
+    config: TrainConfig | None = None,
+    run: RunConfig | None = None,
+    *,
+    progress: bool = False,
+    log: Log = lambda _: None,
+) -> TrainResult:
+    """Train on `dataset` into the run's directory; `log` gets the lines for standard output.
+
+    The epoch is chosen on the validation split (or as `select_on` says), and the test split is looked at once, at
+    the end. SIGKILL at any moment loses at most the running epoch; a resumed run is bit-equal on the same device and
+    thread count.
+
+    Raises InputError for options that cannot work with this dataset, device or directory; RunError for a run that
+    fails (a loss that is not finite, a full disk), which leaves the best epoch so far untouched.
+    """
+    config, run = config or TrainConfig(), run or RunConfig()
+    device = pick_device(run.device)
+    exam = _selection_exam(dataset, config)
+    path = Path(run.checkpoint_dir or f"runs/{dataset.name}")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = locked(path / LOCK, "another `ncf train`")
+    except OSError as error:
+        raise InputError(f"--checkpoint-dir {path} cannot be used: {error.strerror}; choose another") from None
+    with lock:
+        stored = start_run(path, config, dataset, resume=run.resume, overwrite=run.overwrite)
+        return _Session(stored, config, run, device, exam, progress, log).go()
+
+
+def _selection_exam(dataset: Dataset, config: TrainConfig) -> Exam | None:
+    if config.eval_after >= config.epochs:
+        raise InputError(f"--eval-after must be below --epochs ({config.epochs}): got {config.eval_after}")
+    if config.select_on == "last":
+        if config.target is not None or config.patience:
+            raise InputError(
+                "--target and --patience need epochs that are evaluated: they do not go with --select-on last"
+            )
+        return None
+    return make_exam(dataset, config.select_on, config.valid_negative)
+
+
+class _Session:
+    """A run in progress."""
+
+    def __init__(
+        self,
+        stored: Run,
+        config: TrainConfig,
+        run: RunConfig,
+        device: torch.device,
+        exam: Exam | None,
+        progress: bool,
+        log: Log,
+    ) -> None:
+        self.stored, self.dataset, self.config, self.run = stored, stored.dataset, config, run
+        self.device, self.progress, self.log = device, progress, log
+        self.exam = exam and exam.to(device)
+        self.metrics = MetricsLog(stored.path / METRICS, config.topk)
+
+    def go(self) -> TrainResult:
+        """Train what is left to train, and close."""
+        dataset = self.dataset
+        trainer = Trainer(
+            self.stored.new_model(), dataset.train_users, dataset.train_items, self.config, self.device, "train"
+        )
+        history = self._resume(trainer)
+        if not self._over(history):
+            self.stored.forget_result()
+            self._train(trainer, history)
+        best = best_of(history, self.config.select_on)
+        if best is None:
+            raise RunError("no epoch was evaluated: --eval-after is not below the epochs of this run")
+        del trainer  # its memory serves what follows
+        if self.config.fit_all:
+            self._deploy(best.epoch)
+        return self._close(history, best)
+
+    def _resume(self, trainer: Trainer) -> list[EpochRecord]:
+        if not self.stored.has(LAST):
+            return self.metrics.cut_back(0)
+        tensors, state = self.stored.load(LAST)
+        history = self.metrics.cut_back(state["epoch"])
+        trainer.load_state(tensors, state)
+        return history
+
+    def _over(self, history: list[EpochRecord]) -> bool:
+        """Whether the last epoch was reached, the target met, or patience lost."""
+        if len(history) >= self.config.epochs:
+            return True
+        best = best_of(history, self.config.select_on)
+        if best is None or best.hr is None:
+            return False
+        if self.config.target is not None and best.hr >= self.config.target:
+            return True
+        return bool(self.config.patience) and len(history) - best.epoch >= self.config.patience
+
+    def _train(self, trainer: Trainer, history: list[EpochRecord]) -> None:
+        board = TensorBoard(self.stored.path, len(history) + 1, self.config.topk) if self.run.tensorboard else None
+        with closing(board) if board else nullcontext():
+            try:
+                while not self._over(history):
+                    self._epoch(trainer, history)
+                    if board:
+                        board.add(history[-1])
+            except KeyboardInterrupt:
+                done = f"epochs 1 to {len(history)} are saved" if history else "no epoch was finished yet"
+                raise KeyboardInterrupt(f"{done} in {self.stored.path}: go on with --resume") from None
+
+    def _epoch(self, trainer: Trainer, history: list[EpochRecord]) -> None:
+        """Train an epoch, judge it, keep it: best first, then the line in metrics.jsonl, then last."""
+        number = len(history) + 1
+        start = time.perf_counter()
+        loss = trainer.epoch(number, progress=self.progress)
+        seconds = time.perf_counter() - start
+        record = EpochRecord(number, loss, seconds, trainer.samples / seconds)
+        if self.exam is not None and number > self.config.eval_after:
+            start = time.perf_counter()
+            found = self._evaluate(NeuralScorer(trainer.model), self.exam, f"epoch {number}: ")
+            eval_time = time.perf_counter() - start
+            record = EpochRecord(number, loss, seconds, record.samples_per_s, eval_time, found.hr, found.ndcg)
+            if not any(one.hr is not None for one in history):
+                warn_if_odd(found, self.exam)
+        history.append(record)
+        new_best = best_of(history, self.config.select_on) is record
+        if new_best:
+            state = {"epoch": number, "hr": record.hr, "ndcg": record.ndcg, "select_on": self.config.select_on}
+            self.stored.save(BEST, trainer.model.state_dict(), state)
+        self.metrics.append(record)
+        tensors, values = trainer.state()
+        self.stored.save(LAST, tensors, {"epoch": number, **values})
+        if self.run.verbose:
+            self.log(epoch_line(record))
+        if new_best and self.config.select_on != "last":
+            self.log(epoch_line(record, new_best=True))
+
+    def _evaluate(self, scorer: NeuralScorer | PopularityScorer, exam: Exam, where: str = "") -> Evaluation:
+        batch = self.config.valid_users_per_batch
+        try:
+            return evaluate(scorer, exam, k=self.config.topk, users_per_batch=batch, progress=self.progress)
+        except RunError as error:
+            raise RunError(f"{where}{error}") from None
+
+    def _deploy(self, epochs: int) -> None:
+        """Train the model to deploy: as many epochs as were chosen, on every interaction, held-out ones too."""
+        if self.stored.has(DEPLOY) and self.stored.load(DEPLOY)[1]["epoch"] == epochs:
+            return
+        users, items = self.dataset.everything()
+        trainer = Trainer(self.stored.new_model(), users, items, self.config, self.device, "deploy")
+        done = 0
+        if self.stored.has(DEPLOY_LAST):
+            tensors, state = self.stored.load(DEPLOY_LAST)
+            if state["epoch"] <= epochs:
+                trainer.load_state(tensors, state)
+                done = state["epoch"]
+        for number in range(done + 1, epochs + 1):
+            trainer.epoch(number, progress=self.progress)
+            tensors, values = trainer.state()
+            self.stored.save(DEPLOY_LAST, tensors, {"epoch": number, **values})
+        self.stored.save(DEPLOY, trainer.model.state_dict(), {"epoch": epochs})
+        self.stored.remove(DEPLOY_LAST)
+
+    def _close(self, history: list[EpochRecord], best: EpochRecord) -> TrainResult:
+        """Print the closing block, the test line and what they mean; the same again on a finished run."""
+        result = self.stored.load_result(len(history))
+        if result is None:
+            lines, test = self._judge(history, best)
+            result = {"epochs": len(history), "best_epoch": best.epoch, "test": test, "lines": lines}
+            self.stored.save_result(result)
+        for line in result["lines"]:
+            self.log(line)
+        return TrainResult(self.stored.path, history, best.epoch, result["test"])
+
+    def _judge(self, history: list[EpochRecord], best: EpochRecord) -> tuple[list[str], dict[str, Any] | None]:
+        popularity = PopularityScorer(self.dataset.train_items.to(self.device), self.dataset.n_items)
+        baseline = self.exam and self._evaluate(popularity, self.exam)
+        lines = [
+            "",
+            *closing_block(
+                history,
+                select_on=self.config.select_on,
+                target=self.config.target,
+                eval_pairs=self.exam.pairs if self.exam else 0,
+                popularity=(baseline.hr, baseline.ndcg) if baseline else None,
+            ),
+            "",
+        ]
+        if not bool((self.dataset.test_items != NONE).any()):
+            return [*lines, "No user has a test item, so there is no test score"], None
+        exam = make_exam(self.dataset, "test", self.config.valid_negative).to(self.device)
+        model, _ = self.stored.load_model(BEST)
+        start = time.perf_counter()
+        found = self._evaluate(NeuralScorer(model.to(self.device)), exam)
+        seconds = time.perf_counter() - start
+        baseline = self._evaluate(popularity, exam)
+        k = self.config.topk
+        lines += [
+            test_line(seconds, k, found.hr, found.ndcg),
+            f"Popularity on the same test: HR@{k} = {baseline.hr:.4f}, NDCG@{k} = {baseline.ndcg:.4f}",
+            protocol_line(found, select_on=self.config.select_on, epoch=best.epoch),
+            f"Model: {self.stored.path}",
+        ]
+        return lines, found.to_dict()

@@ -1,0 +1,108 @@
+"""Epochs: a network, its optimizer and its batches, from one epoch to the next.
+
+Nothing random is stored: every epoch seeds its generators anew from (seed, epoch, rank), so a run that resumes from a
+finished epoch is the run that was never stopped.
+"""
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from ncf.config import TrainConfig
+from ncf.device import check_fits
+from ncf.errors import RunError
+from ncf.model.neumf import NeuMF
+from ncf.training.batches import Batches, batch_size_of
+from ncf.training.cpu_step import MICRO_BATCH
+from ncf.training.step import Step, wants_compile
+
+
+def stream(seed: int, epoch: int, rank: int, purpose: str) -> int:
+    """The seed of a random stream: different for each epoch, process and purpose, the same in every run."""
+    text = f"{seed} {epoch} {rank} {purpose}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+
+
+class Trainer:
+    """Trains `model`, in place, on pairs `users` and `items` [N], ascending users, int32."""
+
+    def __init__(
+        self, model: NeuMF, users: Tensor, items: Tensor, config: TrainConfig, device: torch.device, purpose: str
+    ) -> None:
+        check_fits(device, needed_bytes(model, len(users), config, device), f"training on {len(users)} interactions")
+        self.model, self.config, self.device, self.purpose = model.to(device), config, device, purpose
+        pad = wants_compile(config, device)
+        self.batches = Batches(users.to(device), items.to(device), model.n_users, model.n_items, config, pad=pad)
+        self.step = Step(self.model, config)
+
+    def epoch(self, number: int, *, progress: bool = False) -> float:
+        """Train epoch `number` (from 1); the mean loss of a sample.
+
+        Raises RunError where a loss is not finite, naming the first bad step; the model is then beyond repair.
+        """
+        seed = stream(self.config.seed, number, 0, self.purpose)
+        generator = torch.Generator(self.device).manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)  # torch's own dropout draws from the device's generator
+        self.model.train()
+        losses, samples = [], 0
+        bar = tqdm(
+            self.batches.epoch(generator),
+            total=len(self.batches),
+            desc=f"epoch {number}/{self.config.epochs}",
+            unit="batch",
+            leave=False,
+            disable=not progress,
+        )
+        for users, candidates, weights, count in bar:
+            losses.append(self.step(users, candidates, weights, count, generator))
+            samples += count
+        steps = torch.stack(losses)  # the device is asked once, here, at the epoch's end
+        bad = torch.nonzero(~torch.isfinite(steps))
+        if len(bad):
+            raise RunError(
+                f"the loss is not finite in epoch {number}, step {int(bad[0]) + 1} of {len(steps)}: "
+                f"try a lower --learning-rate than {self.config.learning_rate:g}"
+            )
+        return steps.sum().item() / samples
+
+    @property
+    def samples(self) -> int:
+        """Samples that an epoch trains on: interactions and their negatives."""
+        return len(self.batches.users) * (1 + self.config.negative_samples)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything that the next epoch depends on: tensors, and values that JSON can hold."""
+        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        steps = 0.0
+        for name, parameter in self.model.named_parameters():
+            adam = self.step.optimizer.state[parameter]
+            tensors[f"adam.mean.{name}"], tensors[f"adam.square.{name}"] = adam["exp_avg"], adam["exp_avg_sq"]
+            steps = float(adam["step"])
+        return tensors, {"adam_steps": steps, "loss_scaler": self.step.scaler.state_dict()}
+
+    def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Take up what `state` gave."""
+        model = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
+        self.model.load_state_dict(model)
+        for name, parameter in self.model.named_parameters():
+            self.step.optimizer.state[parameter] = {
+                "step": torch.tensor(values["adam_steps"], device=self.device),
+                "exp_avg": tensors[f"adam.mean.{name}"].to(self.device),
+                "exp_avg_sq": tensors[f"adam.square.{name}"].to(self.device),
+            }
+        self.step.scaler.load_state_dict(values["loss_scaler"])
+
+
+def needed_bytes(model: NeuMF, n_train: int, config: TrainConfig, device: torch.device) -> int:
+    """About how much memory training takes: parameters, gradients, Adam's two moments, data, a batch's activations."""
+    parameters = sum(parameter.numel() for parameter in model.parameters()) * 4 * 4
+    data = n_train * (4 + 4 + 8 + 8)  # pairs, the keys of the negatives' search, an epoch's order
+    samples = batch_size_of(config, n_train)
+    if device.type == "cpu" and not wants_compile(config, device):
+        samples = min(samples, MICRO_BATCH)
+    width = 2 * (model.factors + sum(model.layers))
+    return parameters + data + samples * width * (4 if config.precision == "fp32" else 2) * 2

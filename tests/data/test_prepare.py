@@ -1,0 +1,386 @@
+"""The rules of the preparation, beside a slow and obvious version of them."""
+
+import csv
+import random
+import re
+from collections import Counter
+
+import duckdb
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ncf.config import PrepareConfig
+from ncf.data.dataset import NONE
+from ncf.data.prepare import default_output, prepare
+from ncf.data.summary import format_summary
+from ncf.errors import InputError, NcfWarning
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*users have no test item:ncf.errors.NcfWarning")
+
+
+def write(path, rows, header="userId,movieId,rating,timestamp", delimiter=","):
+    lines = [header.replace(",", delimiter)] if header else []
+    path.write_text("\n".join([*lines, *(delimiter.join(map(str, row)) for row in rows)]) + "\n", encoding="utf-8")
+    return path
+
+
+def raw_pairs(dataset, users, items):
+    return [(str(dataset.user_ids[u]), str(dataset.item_ids[i])) for u, i in zip(users, items, strict=True)]
+
+
+def train_pairs(dataset):
+    return raw_pairs(dataset, dataset.train_users.tolist(), dataset.train_items.tolist())
+
+
+def held(dataset, split):
+    return {
+        str(user): str(dataset.item_ids[item])
+        for user, item in zip(dataset.user_ids, dataset.heldout(split).tolist(), strict=True)
+        if item != NONE
+    }
+
+
+def is_canonical(text):
+    return bool(re.fullmatch(r"0|-?[1-9]\d*", text)) and -(2**63) <= int(text) < 2**63
+
+
+def in_order(ids):
+    ids = set(ids)
+    return sorted(ids, key=int) if all(map(is_canonical, ids)) else sorted(ids)
+
+
+def reference(rows, min_ratings=20, min_value=None, validation=True, timed=True):
+    """The rules, one row at a time; rows are (user, item, value, time) with ids as text."""
+    user_order, item_order = in_order(r[0] for r in rows), in_order(r[1] for r in rows)
+    kept = [r for r in rows if min_value is None or r[2] >= min_value]
+    low = {(r[0], r[1]) for r in rows if min_value is not None and r[2] < min_value}
+    histories = {}
+    for number, (user, item, _, time) in sorted(enumerate(kept), key=lambda r: (r[1][3] if timed else 0, r[0])):
+        del number, time
+        history = histories.setdefault(user, [])
+        if item not in history:
+            history.append(item)
+    histories = {u: h for u, h in histories.items() if len(h) >= min_ratings}
+    users = [u for u in user_order if u in histories]
+    items = [i for i in item_order if any(i in h for h in histories.values())]
+    train, valid, test = [], {}, {}
+    for user in users:
+        history = list(histories[user])
+        if len(history) >= 2:
+            test[user] = history.pop()
+            if validation and len(history) >= 2:
+                valid[user] = history.pop()
+        train += [(user, item) for item in history]
+    kept_pairs = {(u, i) for u, h in histories.items() for i in h}
+    dropped = {(u, i) for u, i in low if u in histories and i in items} - kept_pairs
+    return users, items, train, valid, test, dropped
+
+
+def check(dataset, expected):
+    users, items, train, valid, test, dropped = expected
+    assert list(map(str, dataset.user_ids)) == users
+    assert list(map(str, dataset.item_ids)) == items
+    assert train_pairs(dataset) == train
+    assert held(dataset, "validation") == valid
+    assert held(dataset, "test") == test
+    found = raw_pairs(dataset, dataset.dropped_users.tolist(), dataset.dropped_items.tolist())
+    assert set(found) == dropped
+    assert len(found) == len(dropped)
+
+
+ids = st.one_of(
+    st.integers(0, 9).map(str),
+    st.sampled_from(["007", "7", "-3", "a b", "é", "Z", "9148955329465708066123", "9148955329465708066", "+1", "1e2"]),
+)
+numbers = st.integers(-5, 12).map(str)
+logs = st.one_of(
+    *(
+        st.lists(st.tuples(kind, kind, st.integers(0, 10).map(lambda v: v / 2), st.integers(0, 4)), min_size=1, max_size=60)
+        for kind in (ids, numbers)
+    )
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    rows=logs,
+    min_ratings=st.integers(1, 4),
+    min_value=st.sampled_from([None, 2.5]),
+    validation=st.booleans(),
+    timed=st.booleans(),
+)
+def test_prepare_agrees_with_the_reference(tmp_path_factory, rows, min_ratings, min_value, validation, timed):
+    path = tmp_path_factory.mktemp("log") / "log.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["user", "item", "rating", *["time"] * timed])
+        writer.writerows(row if timed else row[:3] for row in rows)
+    options = {"min_ratings": min_ratings, "min_value": min_value, "validation": validation}
+    expected = reference(rows, timed=timed, **options)
+    if len(expected[0]) < 1 or len(expected[1]) < 2:
+        with pytest.raises(InputError):
+            prepare(path, **options)
+        return
+    dataset = prepare(path, **options)
+    check(dataset, expected)
+    facts = dataset.summary
+    kept = len(rows) - facts["rows_below_min_value"] - facts["repeated_pairs"] - facts["rows_of_dropped_users"]
+    assert facts["rows_read"] == len(rows)
+    assert facts["interactions"] == kept == len(expected[2]) + len(expected[3]) + len(expected[4])
+    assert facts["users_dropped"] == len({r[0] for r in rows}) - len(expected[0])
+    assert facts["items_dropped"] == len({r[1] for r in rows}) - len(expected[1])
+    assert prepare(path, **options).fingerprint == dataset.fingerprint
+
+
+def test_a_large_shuffled_log_agrees_with_the_reference(tmp_path):
+    rng = random.Random(0)
+    rows = [(str(rng.randrange(300)), str(rng.randrange(2000) * 5), 1, rng.randrange(9000)) for _ in range(150_000)]
+    path = write(tmp_path / "log.csv", rows)
+    check(prepare(path), reference(rows))
+
+
+@pytest.mark.parametrize("times", [[3, 1, 2], [0.75, 0.25, 0.5], [2**60 + 3, 2**60 + 1, 2**60 + 2], [-1, -3, -2]])
+def test_time_orders_whatever_its_unit(tmp_path, times):
+    path = write(tmp_path / "log.csv", [(1, item, 1, time) for item, time in zip("abc", times, strict=True)])
+    dataset = prepare(path, min_ratings=1)
+    assert (train_pairs(dataset), held(dataset, "validation"), held(dataset, "test")) == ([("1", "b")], {"1": "c"}, {"1": "a"})
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        ["2020-01-02", "2019-12-31", "2020-01-01"],
+        ["2020-01-01T10:00:00", "2020-01-01 08:00", "2020-01-01T09:59:59.5"],
+        ["2020-01-01T10:00:00Z", "2020-01-01T11:00:00+02:00", "2020-01-01T05:30:00-04:00"],
+        [" 2020-01-03 ", "2020-01-01", "2020-01-02"],
+    ],
+)
+def test_dates_order_as_instants(tmp_path, times):
+    path = write(tmp_path / "log.csv", [(1, item, 1, time) for item, time in zip("abc", times, strict=True)])
+    dataset = prepare(path, min_ratings=1)
+    assert (train_pairs(dataset), held(dataset, "validation"), held(dataset, "test")) == ([("1", "b")], {"1": "c"}, {"1": "a"})
+
+
+@pytest.mark.parametrize(
+    ("times", "first", "last"),
+    [
+        ([1_000_000_000, 1_000_000_060], "2001-09-09T01:46:40Z", "2001-09-09T01:47:40Z"),
+        ([1_000_000_000_000, 1_000_000_060_000], "2001-09-09T01:46:40Z", "2001-09-09T01:47:40Z"),
+        (["2001-09-09", "2001-09-10T12:00:00Z"], "2001-09-09T00:00:00Z", "2001-09-10T12:00:00Z"),
+        ([5, 7], 5, 7),
+    ],
+)
+def test_the_span_of_time_is_in_the_summary(tmp_path, times, first, last):
+    path = write(tmp_path / "log.csv", [(1, item, 1, time) for item, time in zip("ab", times, strict=True)])
+    facts = prepare(path, min_ratings=1).summary
+    assert (facts["first_time"], facts["last_time"]) == (first, last)
+
+
+def test_thread_count_changes_nothing(tmp_path, monkeypatch):
+    rng = random.Random(1)
+    rows = [(f"u{rng.randrange(50)}", f"i{rng.randrange(90)}", 1, rng.randrange(99)) for _ in range(40_000)]
+    path = write(tmp_path / "log.csv", rows)
+    fingerprints = set()
+    for cores in ({0}, {0, 1, 2, 3, 4, 5, 6, 7}):
+        monkeypatch.setattr("os.sched_getaffinity", lambda _, cores=cores: cores)
+        fingerprints.add(prepare(path).fingerprint)
+    assert len(fingerprints) == 1
+
+
+# The reports of other tools' users that this part has to answer (O01 to O08), and their like
+
+
+def test_users_below_the_minimum_leave_no_rows_anywhere(tmp_path):  # O01
+    rows = [(user, item, 1, item) for user, count in ((1, 4), (5, 3), (900, 5), (7, 2)) for item in range(count)]
+    dataset = prepare(write(tmp_path / "log.csv", rows), min_ratings=3)
+    assert dataset.user_ids.tolist() == [1, 5, 900]
+    assert (dataset.test_items != NONE).sum() == 3 == dataset.n_users
+    assert dataset.summary["users_dropped"] == 1
+    assert dataset.summary["rows_of_dropped_users"] == 2
+
+
+def test_ids_with_gaps_become_dense(tmp_path):  # O02
+    rows = [(7, 193609, 1, 3), (7, 10, 1, 1), (7, 500, 1, 2)]
+    dataset = prepare(write(tmp_path / "log.csv", rows), min_ratings=1)
+    assert dataset.item_ids.tolist() == [10, 500, 193609]
+    assert dataset.item_ids.dtype == np.int64
+    assert dataset.train_items.tolist() == [0]
+
+
+def test_text_ids_are_kept(tmp_path):  # O03
+    rows = [("AMEVO2LY6VEJA", "0000013714", 1, 1), ("AMEVO2LY6VEJA", "B00", 1, 2)]
+    dataset = prepare(write(tmp_path / "log.csv", rows), min_ratings=1)
+    assert dataset.user_ids.tolist() == ["AMEVO2LY6VEJA"]
+    assert dataset.item_ids.tolist() == ["0000013714", "B00"]
+
+
+@pytest.mark.parametrize(
+    ("spelled", "stored"),
+    [
+        (["0104257", "7"], ["0104257", "7"]),
+        (["10", "9"], [9, 10]),
+        (["9148955329465708066", "3"], [3, 9148955329465708066]),
+        (["9223372036854775808", "30"], ["30", "9223372036854775808"]),
+        (["-5", "-40"], [-40, -5]),
+        (["+7", "7"], ["+7", "7"]),
+        (["1e2", "100"], ["100", "1e2"]),
+        (["7.0", "7"], ["7", "7.0"]),
+        ([" 7 ", "5"], [5, 7]),
+        (["2147483648", "1"], [1, 2147483648]),
+    ],
+)
+def test_ids_are_exact(tmp_path, spelled, stored):
+    rows = [(1, item, 1, number) for number, item in enumerate(spelled)]
+    dataset = prepare(write(tmp_path / "log.csv", rows), min_ratings=1)
+    assert dataset.item_ids.tolist() == stored
+
+
+@pytest.mark.parametrize("late", ["007", "x", "9148955329465708066", "-2147483649", "9223372036854775808"])
+def test_an_unlike_id_beyond_the_sample_is_exact_too(tmp_path, late):
+    rows = [(1, item, 1, item) for item in range(1000)] + [(1, late, 1, 1001)]
+    dataset = prepare(write(tmp_path / "log.csv", rows))
+    assert sorted(map(str, dataset.item_ids)) == sorted([*map(str, range(1000)), late])
+    assert held(dataset, "test") == {"1": late}
+    assert (dataset.item_ids.dtype == np.int64) == is_canonical(late)
+
+
+@pytest.mark.parametrize("delimiter", ["\t", ";", "|", "::", " ", ","])
+def test_delimiters_are_found(tmp_path, delimiter):  # O04
+    rows = [(user, item, 1, 100 * user + item) for user in range(5) for item in range(4)]
+    expected = prepare(write(tmp_path / "comma.csv", rows), min_ratings=1).fingerprint
+    dataset = prepare(write(tmp_path / "log.txt", rows, delimiter=delimiter), min_ratings=1)
+    assert dataset.summary["delimiter"] == delimiter
+    assert dataset.fingerprint == expected
+    assert prepare(write(tmp_path / "bare.txt", rows, None, delimiter), min_ratings=1).fingerprint == expected
+
+
+def test_a_repeated_pair_keeps_its_earliest(tmp_path):  # O06
+    rows = [(1, 10, 1, 50), (1, 20, 1, 40), (1, 10, 1, 10), (1, 10, 1, 60), (1, 30, 1, 20)]
+    dataset = prepare(write(tmp_path / "log.csv", rows), min_ratings=1)
+    assert train_pairs(dataset) == [("1", "10")]
+    assert (held(dataset, "validation"), held(dataset, "test")) == ({"1": "30"}, {"1": "20"})
+    assert dataset.summary["repeated_pairs"] == 2
+    assert any(re.search(r"repeated pairs dropped: +2$", line) for line in format_summary(dataset))
+
+
+def test_without_a_time_the_order_of_the_rows_counts(tmp_path):  # O07
+    path = write(tmp_path / "log.csv", [(1, 30), (1, 10), (1, 20)], "user_id,item_id")
+    dataset = prepare(path, min_ratings=1)
+    assert (train_pairs(dataset), held(dataset, "test")) == ([("1", "30")], {"1": "20"})
+    assert "first_time" not in dataset.summary
+
+
+def test_a_user_with_one_or_two_interactions(tmp_path):  # O08
+    rows = [(1, 10, 1, 1), (2, 10, 1, 1), (2, 20, 1, 2), (3, 10, 1, 1), (3, 20, 1, 2), (3, 30, 1, 3)]
+    path = write(tmp_path / "log.csv", rows)
+    with pytest.warns(NcfWarning, match="1 of 3 users have no test item"):
+        dataset = prepare(path, min_ratings=1)
+    assert train_pairs(dataset) == [("1", "10"), ("2", "10"), ("3", "10")]
+    assert held(dataset, "validation") == {"3": "20"}
+    assert held(dataset, "test") == {"2": "20", "3": "30"}
+    facts = dataset.summary
+    assert (facts["users_without_validation"], facts["users_without_test"]) == (2, 1)
+
+
+def test_ratings_of_zero_can_be_dropped_and_still_count_as_seen(tmp_path):
+    rows = [(1, 10, 0, 1), (1, 20, 5, 2), (1, 30, 4, 3), (2, 10, 3, 1), (2, 20, 3, 2), (3, 10, 0, 1), (1, 99, 0, 9)]
+    rows.append((2, 10, 0, 5))  # also kept: not dropped
+    dataset = prepare(write(tmp_path / "log.csv", rows), min_ratings=1, min_value=1)
+    assert dataset.summary["rows_below_min_value"] == 4
+    assert raw_pairs(dataset, dataset.dropped_users, dataset.dropped_items) == [("1", "10")]
+    assert dataset.user_ids.tolist() == [1, 2]
+    assert dataset.item_ids.tolist() == [10, 20, 30]
+    assert dataset.summary["dropped_pairs"] == 1
+
+
+def test_no_validation_leaves_the_last_but_one_in_training(tmp_path):
+    path = write(tmp_path / "log.csv", [(1, item, 1, item) for item in range(5)])
+    dataset = prepare(path, min_ratings=1, validation=False)
+    assert (dataset.n_train, held(dataset, "validation"), held(dataset, "test")) == (4, {}, {"1": "4"})
+
+
+def test_config_and_options(tmp_path):
+    path = write(tmp_path / "log.csv", [(1, item, 1, item) for item in range(5)])
+    dataset = prepare(path, config=PrepareConfig(min_ratings=2, seed=7), validation=False)
+    assert dataset.seed == 7
+    assert dataset.summary["rules"] == {"min_ratings": 2, "min_value": None, "validation": False}
+    with pytest.raises(InputError, match=r"no option 'minimum': it has min_ratings, .*seed"):
+        prepare(path, minimum=3)
+    with pytest.raises(InputError, match="--min-ratings must be at least 1: got 0"):
+        prepare(path, min_ratings=0)
+
+
+def test_synthetic_by_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    dataset = prepare("synthetic", "out", users=40, items=60, interactions=1200, min_ratings=1, seed=3)
+    assert dataset.summary["rows_read"] == 1200
+    assert (dataset.name, dataset.seed, dataset.n_users) == ("out", 3, 40)
+    assert dataset.titles is not None
+    assert all(dataset.titles)
+    assert dataset.summary["files"] == ["synthetic"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
+    assert prepare("synthetic", users=40, items=60, interactions=1200, min_ratings=1, seed=3).fingerprint == dataset.fingerprint
+    assert prepare("synthetic", users=40, items=60, interactions=1200, min_ratings=1, seed=4).fingerprint != dataset.fingerprint
+
+
+def test_a_path_wins_over_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "synthetic", [(1, item, 1, item) for item in range(5)])
+    assert prepare("synthetic", min_ratings=1).n_items == 5
+
+
+def test_names_of_outputs(tmp_path):
+    (tmp_path / "ml-1m").mkdir()
+    log = write(tmp_path / "ml-1m" / "ratings.dat", [(1, item, 1, item) for item in range(5)])
+    assert str(default_output(log)) == "data/ml-1m"
+    assert str(default_output("ml-20m")) == "data/ml-20m"
+    assert str(default_output("x/mine.csv.gz")) == "data/mine"
+    assert prepare(log, min_ratings=1).name == "ml-1m"
+
+
+def test_the_summary_counts_every_drop_even_zero(tmp_path):
+    path = write(tmp_path / "log.csv", [(1, item, 1, item) for item in range(5)])
+    lines = format_summary(prepare(path, tmp_path / "out", min_ratings=1))
+    text = "\n".join(lines)
+    for label in ("bad rows skipped", "rows under --min-value", "repeated pairs", "users under", "items left"):
+        assert re.search(rf"{label}.*: +0", text)
+    assert "user = userId, item = movieId, value = rating, time = timestamp" in text
+    assert re.search(r"rows read: +5\n", text)
+    assert "3 train, 1 validation, 1 test" in text
+    assert str(tmp_path / "out") in text
+    assert Counter(line.index(line.split(":", 1)[1].strip()) for line in lines).most_common(1)[0][1] == len(lines)
+
+
+def test_touched_and_everything(tmp_path):
+    rows = [(1, 10, 5, 1), (1, 20, 5, 2), (1, 30, 5, 3), (1, 40, 0, 4), (2, 40, 5, 1), (2, 10, 5, 2)]
+    dataset = prepare(write(tmp_path / "log.csv", rows), min_ratings=1, min_value=1)
+    users, items = dataset.touched()
+    assert users.dtype == items.dtype == torch.int32
+    assert raw_pairs(dataset, users, items) == [("1", "10"), ("1", "20"), ("1", "30"), ("1", "40"), ("2", "10"), ("2", "40")]
+    users, items = dataset.everything()
+    assert users.dtype == items.dtype == torch.int32
+    assert raw_pairs(dataset, users, items) == [("1", "10"), ("1", "20"), ("1", "30"), ("2", "40"), ("2", "10")]
+
+
+def test_inputs_are_not_modified(tmp_path):
+    path = write(tmp_path / "log.csv", [(1, item, 1, item) for item in range(5)])
+    before = path.read_bytes(), sorted(tmp_path.iterdir())
+    prepare(path, min_ratings=1)
+    assert (path.read_bytes(), sorted(tmp_path.iterdir())) == before
+
+
+def test_a_join_that_spills_gives_the_same(tmp_path, monkeypatch):
+    rng = random.Random(2)
+    rows = [(f"user-{rng.randrange(9000):09}", f"item-{rng.randrange(900):09}", 1, k) for k in range(120_000)]
+    path = write(tmp_path / "log.csv", rows)
+    expected = prepare(path, min_ratings=1).fingerprint
+    monkeypatch.setattr("ncf.data.engine.MEMORY_LIMIT", 60 * 1024**2)
+    assert prepare(path, min_ratings=1).fingerprint == expected
+
+
+def test_duckdb_is_what_we_think():
+    """`TRY_CAST` takes spellings that are not an integer's plain one, which is why ids are cast there and back."""
+    assert duckdb.sql("SELECT TRY_CAST('1e2' AS BIGINT), TRY_CAST('007' AS BIGINT)").fetchall() == [(100, 7)]

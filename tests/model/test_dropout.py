@@ -1,0 +1,39 @@
+import math
+
+import pytest
+import torch
+
+from ncf.model.dropout import drop, drop_mask, keep_of_256
+
+
+@pytest.mark.parametrize(("dropout", "keep"), [(0.0, 256), (0.5, 128), (0.25, 192), (0.1, 230), (0.999, 1)])
+def test_keep_probability_is_in_steps_of_a_256th(dropout, keep):
+    assert keep_of_256(dropout) == keep
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.5, 0.9])
+def test_mean_and_variance_are_those_of_inverted_dropout(dropout):
+    n = 1_000_003  # not a multiple of the eight elements that share a draw
+    dropped = drop(torch.ones(n), dropout, torch.Generator().manual_seed(0))
+    keep = keep_of_256(dropout) / 256
+    variance = (1 - keep) / keep
+    assert dropped.mean().item() == pytest.approx(1, abs=5 * math.sqrt(variance / n))
+    assert dropped.var().item() == pytest.approx(variance, rel=0.02)
+    assert sorted(dropped.unique().tolist()) == [0, pytest.approx(1 / keep)]
+
+
+def test_bytes_of_a_draw_are_independent():
+    mask = drop_mask(torch.Size([80_000]), 0.5, torch.Generator().manual_seed(0)).float().view(-1, 8)
+    correlation = torch.corrcoef(mask.T) - torch.eye(8)
+    assert correlation.abs().max() < 5 / math.sqrt(10_000)
+    assert (mask.mean(0) - 0.5).abs().max() < 5 * 0.5 / math.sqrt(10_000)
+
+
+def test_the_generator_fixes_the_mask():
+    first, again = (drop_mask(torch.Size([3, 5]), 0.5, torch.Generator().manual_seed(1)) for _ in range(2))
+    assert torch.equal(first, again)
+
+
+def test_no_dropout_changes_nothing():
+    x = torch.randn(4, 4)
+    assert drop(x, 0.0, None) is x

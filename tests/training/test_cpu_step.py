@@ -1,0 +1,84 @@
+import pytest
+import torch
+
+from ncf.model.dropout import drop_mask
+from ncf.model.neumf import NeuMF
+from ncf.training import cpu_step
+from ncf.training.cpu_step import CpuGradients
+from ncf.training.step import loss_sum
+
+SHAPES = [{}, {"factors": 0}, {"layers": ()}, {"factors": 5, "layers": (8, 6)}]
+N_USERS, N_ITEMS = 30, 25
+
+
+def make_model(shape: dict, *, dropout: float) -> NeuMF:
+    model = NeuMF(N_USERS, N_ITEMS, dropout=dropout, **shape).double()
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return model
+
+
+def make_batch(rows: int = 77) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    users = torch.randint(N_USERS, (rows,), generator=generator, dtype=torch.int32).sort().values
+    return users, torch.randint(N_ITEMS, (rows, 5), generator=generator, dtype=torch.int32)
+
+
+@pytest.fixture(autouse=True)
+def small_micro_batches(monkeypatch):
+    monkeypatch.setattr(cpu_step, "MICRO_BATCH", 64)  # so that a batch is several, the last one shorter
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gradients_equal_autograd(shape, weighted):
+    model = make_model(shape, dropout=0.0)
+    users, candidates = make_batch()
+    weights = (torch.rand(77, 5) > 0.2).double() if weighted else None
+    loss = CpuGradients(model, torch.float64)(users, candidates, weights, None)
+    found = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    expected = loss_sum(model, users, candidates, weights, torch.float64)
+    expected.backward()
+    torch.testing.assert_close(loss, expected.detach(), rtol=0, atol=1e-10)
+    for gradient, parameter in zip(found, model.parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad, rtol=0, atol=1e-10)
+
+
+def test_a_second_batch_starts_from_zero():
+    model = make_model({}, dropout=0.0)
+    gradients = CpuGradients(model, torch.float64)
+    gradients(*make_batch(), None, None)
+    first = [parameter.grad.clone() for parameter in model.parameters()]
+    gradients(*make_batch(), None, None)
+    for gradient, parameter in zip(first, model.parameters(), strict=True):
+        assert torch.equal(gradient, parameter.grad)
+
+
+def test_gradients_with_dropout_equal_autograd_under_the_same_masks(monkeypatch):
+    """Autograd draws its masks layer by layer for the whole batch; one micro-batch draws the same ones."""
+    monkeypatch.setattr(cpu_step, "MICRO_BATCH", 10_000)
+    model = make_model({}, dropout=0.5).train()
+    users, candidates = make_batch()
+    loss = CpuGradients(model, torch.float64)(users, candidates, None, torch.Generator().manual_seed(4))
+    found = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    expected = loss_sum(model, users, candidates, None, torch.float64, torch.Generator().manual_seed(4))
+    expected.backward()
+    torch.testing.assert_close(loss, expected.detach(), rtol=0, atol=1e-10)
+    for gradient, parameter in zip(found, model.parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad, rtol=0, atol=1e-10)
+    assert not drop_mask(torch.Size([100]), 0.5, torch.Generator().manual_seed(4)).all()
+
+
+def test_bf16_gradients_are_close_to_fp32s():
+    model = make_model({}, dropout=0.0).float()
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        CpuGradients(model, dtype)(*make_batch(), None, None)
+        found[dtype] = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    exact, rounded = found[torch.float32], found[torch.bfloat16]
+    assert not torch.equal(exact, rounded)
+    assert torch.cosine_similarity(exact, rounded, dim=0) > 0.999

@@ -1,0 +1,84 @@
+import math
+
+import pytest
+import torch
+
+from ncf.config import TrainConfig
+from ncf.errors import InputError, NcfWarning
+from ncf.model.neumf import NeuMF, has_fast_bf16
+from ncf.training.step import Step, check_precision, loss_sum
+
+CPU = torch.device("cpu")
+
+
+def test_the_loss_is_binary_cross_entropy():
+    model = NeuMF(4, 6).double().eval()
+    users, candidates = torch.tensor([0, 3]), torch.tensor([[1, 2, 3], [0, 4, 5]])
+    logits = model(users, candidates, torch.float64)
+    labels = torch.tensor([[1.0, 0, 0]] * 2).double()
+    expected = -(labels * torch.sigmoid(logits).log() + (1 - labels) * (1 - torch.sigmoid(logits)).log()).sum()
+    torch.testing.assert_close(loss_sum(model, users, candidates, None, torch.float64), expected)
+
+
+def test_an_extreme_logit_gives_a_finite_loss():
+    """Sigmoid and then a logarithm would be infinite here; the loss is computed from the logits."""
+    model = NeuMF(1, 2, layers=(), factors=1)
+    with torch.no_grad():
+        model.output.bias.fill_(1e4)
+    users, candidates = torch.tensor([0]), torch.tensor([[0, 1]])
+    assert loss_sum(model, users, candidates, None).item() == pytest.approx(1e4, rel=1e-3)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_step_is_adam_on_the_mean_gradient(compiled):
+    config = TrainConfig(dropout=0.0, compile=compiled, factors=4, layers=(8, 6))
+    model = NeuMF(9, 7, factors=4, layers=(8, 6), dropout=0.0)
+    twin = NeuMF(9, 7, factors=4, layers=(8, 6), dropout=0.0)
+    optimizer = torch.optim.Adam(twin.parameters(), lr=0.0045, betas=(0.25, 0.5), eps=1e-8)
+    step = Step(model, config)
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        users = torch.randint(9, (8,), generator=generator).sort().values
+        candidates = torch.randint(7, (8, 5), generator=generator)
+        loss = step(users, candidates, None, 40, None)
+        optimizer.zero_grad()
+        mean = torch.nn.functional.binary_cross_entropy_with_logits(
+            twin(users, candidates), torch.eye(5)[0].expand(8, 5)
+        )
+        mean.backward()
+        optimizer.step()
+        assert loss.item() / 40 == pytest.approx(mean.item(), rel=1e-5)
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_the_first_loss_is_that_of_a_coin():
+    model = NeuMF(50, 50)
+    loss = loss_sum(model.eval(), torch.arange(50), torch.randint(50, (50, 5)), None)
+    assert loss.item() / 250 == pytest.approx(math.log(2), rel=0.02)
+
+
+def test_fp16_needs_a_gpu():
+    with pytest.raises(InputError, match="fp16.*CUDA"):
+        check_precision(TrainConfig(precision="fp16"), CPU)
+
+
+@pytest.mark.skipif(has_fast_bf16(), reason="this CPU has bf16 products")
+def test_bf16_without_hardware_is_warned_of():
+    with pytest.warns(NcfWarning, match="bf16"):
+        assert check_precision(TrainConfig(precision="bf16"), CPU) == torch.bfloat16
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_gpu_trains_as_the_cpu_does(precision, compiled):
+    config = TrainConfig(dropout=0.0, precision=precision, compile=compiled)
+    model = NeuMF(90, 70, dropout=0.0)
+    reference = Step(NeuMF(90, 70, dropout=0.0), TrainConfig(dropout=0.0))
+    step = Step(model.cuda(), config)
+    users, candidates = torch.randint(90, (64,)).sort().values, torch.randint(70, (64, 5))
+    for _ in range(20):
+        ours = step(users.cuda(), candidates.cuda(), None, 320, None).item()
+        theirs = reference(users, candidates, None, 320, None).item()
+    assert ours == pytest.approx(theirs, rel=0.05)
