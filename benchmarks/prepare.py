@@ -114,7 +114,8 @@ def main() -> None:
         folder = Path(name)
         log = folder / "log.csv"
         write_log(log, arguments.rows)
-        print(f"{arguments.rows:,} rows, {log.stat().st_size / 1e6:.0f} MB of CSV, {len(os.sched_getaffinity(0))} cores")
+        size, cores = log.stat().st_size / 1e6, len(os.sched_getaffinity(0))
+        print(f"{arguments.rows:,} rows, {size:.0f} MB of CSV, {cores} cores, load {os.getloadavg()[0]:.1f}")
         for turn in range(arguments.repeat):
             seconds = {}
             for side in SIDES:

@@ -99,5 +99,8 @@ class _Many(argparse.Action):
         self.item = item
 
     def __call__(self, _parser: Any, namespace: argparse.Namespace, values: Any, _flag: str | None = None) -> None:
-        converted = () if values == ["none"] else tuple(_Convert(self.item)(text) for text in values)
+        try:
+            converted = () if values == ["none"] else tuple(_Convert(self.item)(text) for text in values)
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentError(self, str(error)) from None
         setattr(namespace, self.dest, converted)

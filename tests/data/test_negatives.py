@@ -90,9 +90,7 @@ def test_evaluation_negatives_depend_on_the_seed_and_the_user_alone():
 def test_evaluation_negatives_are_uniform_over_users():
     n_users, n_items, n = 4000, 40, 10
     untouched = untouched_of([[0]] * n_users, n_items)
-    counts = torch.bincount(
-        evaluation_negatives(untouched, torch.arange(n_users), n, 0).flatten(), minlength=n_items
-    )
+    counts = torch.bincount(evaluation_negatives(untouched, torch.arange(n_users), n, 0).flatten(), minlength=n_items)
     expected = n_users * n / (n_items - 1)
     assert counts[0] == 0
     chi_square = ((counts[1:] - expected) ** 2 / expected).sum().item()

@@ -42,9 +42,7 @@ def test_factored_scores_equal_the_plain_network(shape, n_items):
 def test_the_whole_catalogue_scores_like_single_items():
     model = spread(NeuMF(20, 30))
     users = torch.tensor([3, 3, 11])
-    everything = model.logits(
-        model.user_rows(users, torch.float64), model.item_table(torch.float64), torch.float64
-    )
+    everything = model.logits(model.user_rows(users, torch.float64), model.item_table(torch.float64), torch.float64)
     expected = plain_scores(model, users, torch.arange(30).expand(3, 30))
     torch.testing.assert_close(everything, expected, rtol=0, atol=1e-10)
 

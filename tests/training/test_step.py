@@ -66,7 +66,7 @@ def test_fp16_needs_a_gpu():
 @pytest.mark.skipif(has_fast_bf16(), reason="this CPU has bf16 products")
 def test_bf16_without_hardware_is_warned_of():
     with pytest.warns(NcfWarning, match="bf16"):
-        assert check_precision(TrainConfig(precision="bf16"), CPU) == torch.bfloat16
+        check_precision(TrainConfig(precision="bf16"), CPU)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -13,9 +13,11 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from duckdb import DuckDBPyConnection
 from torch import Tensor
 
 from ncf.data.directory import check_output, is_marked, replace_directory
+from ncf.data.engine import connect, explain
 from ncf.data.parquet import read_parquet, read_parquet_metadata, write_parquet
 from ncf.errors import InputError
 
@@ -123,9 +125,10 @@ class Dataset:
             "negatives": None if self.negatives is None else self.negatives.shape[1],
             "summary": self.summary,
         }
-        with replace_directory(path) as folder:
+        marks = {"fingerprint": self.fingerprint}
+        with replace_directory(path) as folder, connect() as connection:
             for table, columns in self._tables().items():
-                write_parquet(folder / f"{table}.parquet", columns, {"fingerprint": self.fingerprint})
+                write_parquet(folder / f"{table}.parquet", columns, marks, connection=connection)
             text = json.dumps(manifest, indent=2, ensure_ascii=False, allow_nan=False)
             (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
@@ -137,12 +140,13 @@ class Dataset:
         """
         path = Path(directory)
         manifest = _read_manifest(path)
-        tables = {table: _read_table(path, table, manifest) for table in TABLES if _has(table, manifest)}
+        with connect() as con:
+            tables = {table: _read_table(con, path, table, manifest) for table in TABLES if _has(table, manifest)}
         try:
             dataset = cls(**_arrays(tables, manifest), summary=manifest["summary"])
         except (KeyError, IndexError, TypeError, ValueError, OverflowError, RuntimeError) as error:
-            raise InputError(f"{path} is damaged: {type(error).__name__} {error}; prepare it again") from error
-        if fault := _out_of_range(dataset):
+            raise InputError(f"{path} is damaged: {explain(error)}; prepare it again") from error
+        if fault := _out_of_range(dataset) or _unlike(dataset._tables(), tables):
             raise InputError(f"{path} is damaged: {fault}; prepare it again")
         if dataset.fingerprint != manifest["fingerprint"]:
             raise InputError(f"{path} was changed after it was prepared (its fingerprint differs); prepare it again")
@@ -216,10 +220,12 @@ def _has(table: str, manifest: dict[str, Any]) -> bool:
     return table != "negatives" or manifest.get("negatives") is not None
 
 
-def _read_table(path: Path, table: str, manifest: dict[str, Any]) -> dict[str, np.ndarray]:
+def _read_table(
+    connection: DuckDBPyConnection, path: Path, table: str, manifest: dict[str, Any]
+) -> dict[str, np.ndarray]:
     file = path / f"{table}.parquet"
-    columns = read_parquet(file)
-    if read_parquet_metadata(file).get("fingerprint") != manifest["fingerprint"]:
+    columns = read_parquet(file, connection=connection)
+    if read_parquet_metadata(file, connection=connection).get("fingerprint") != manifest["fingerprint"]:
         raise InputError(f"{file} belongs to another dataset (its fingerprint differs); prepare {path} again")
     return columns
 
@@ -247,6 +253,17 @@ def _arrays(tables: dict[str, dict[str, np.ndarray]], manifest: dict[str, Any]) 
         "titles": items.get("title"),
         "negatives": None if width is None else torch.from_numpy(tables["negatives"]["item"]).view(n_users, width),
     }
+
+
+def _unlike(written: dict[str, dict[str, np.ndarray]], read: dict[str, dict[str, np.ndarray]]) -> str | None:
+    """Which file does not hold what this dataset would be written as; None where all do."""
+    for table, columns in written.items():
+        if set(columns) != set(read[table]) or not all(
+            column.dtype == read[table][name].dtype and np.array_equal(column, read[table][name])
+            for name, column in columns.items()
+        ):
+            return f"{table}.parquet is not as it was written"
+    return None
 
 
 def _out_of_range(dataset: Dataset) -> str | None:

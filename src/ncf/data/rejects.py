@@ -7,7 +7,7 @@ import duckdb
 
 from ncf.data.columns import ROLES
 from ncf.data.scan import Scan
-from ncf.data.text import describe, open_binary, record_at
+from ncf.data.text import describe, open_binary, record_at, split_line
 from ncf.errors import InputError
 
 FIX = "correct it, or skip such rows with --on-bad-rows skip"
@@ -46,14 +46,14 @@ def has_bad_encoding(con: duckdb.DuckDBPyConnection) -> bool:
 def explain_reject(con: duckdb.DuckDBPyConnection, scan: Scan) -> NoReturn:
     """Raise InputError for the first line that the last scan rejected: its file, number, fault and content."""
     query = """
-        SELECT file_path, line, line_byte_position, column_idx, error_type, csv_line, error_message
+        SELECT file_path, line, line_byte_position, column_idx, error_type, csv_line
         FROM reject_errors JOIN reject_scans USING (scan_id, file_id)
-        ORDER BY file_path, line_byte_position, column_idx DESC LIMIT 1"""
-    path, line, position, column, kind, content, message = con.execute(query).fetchall()[0]
+        ORDER BY file_path, line_byte_position, column_idx LIMIT 1"""
+    path, line, position, column, kind, content = con.execute(query).fetchall()[0]
     dialect = scan.dialect
     assert dialect is not None  # noqa: S101 -- only text has rejects
     if kind in ("MISSING COLUMNS", "TOO MANY COLUMNS"):
-        found = message.rsplit(": ", 1)[-1]
+        found = len(split_line(content.strip("\r\n"), dialect.delimiter))
         fault = f"{found} cells where {dialect.width} are expected (delimiter {describe(dialect.delimiter)})"
     elif kind == "CAST":
         role = next((role for role in ROLES if getattr(scan.roles, role) == column - 1), "value")

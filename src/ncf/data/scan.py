@@ -17,7 +17,7 @@ from ncf.config import PrepareConfig
 from ncf.data.columns import Roles, is_number, pick_roles
 from ncf.data.engine import file_list, identifier, literal, reading
 from ncf.data.sources import Files
-from ncf.data.text import SAMPLE_LINES, Dialect, open_binary, read_lines, sniff
+from ncf.data.text import SAMPLE_LINES, Dialect, read_bytes, read_lines, sniff
 from ncf.errors import InputError
 
 TABLE = "table_in_memory"
@@ -115,8 +115,7 @@ def open_scan(con: duckdb.DuckDBPyConnection, files: Files | None, table: Any, c
         parquet = file.read(4) == b"PAR1"
     if parquet:
         return _typed(con, "parquet", files, f"read_parquet({file_list(files.logs)})", config)
-    with open_binary(files.logs[0]) as file:
-        start = file.read(1 << 10).removeprefix(b"\xef\xbb\xbf").lstrip()
+    start = read_bytes(files.logs[0], 1 << 10).removeprefix(b"\xef\xbb\xbf").lstrip()
     return _json(files, config) if start.startswith(b"{") else _text(files, config)
 
 

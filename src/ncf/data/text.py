@@ -47,6 +47,15 @@ def is_gzip(path: Path) -> bool:
         return file.read(2) == GZIP_MAGIC
 
 
+def read_bytes(path: Path, size: int = -1) -> bytes:
+    """The first `size` bytes of a file, or all. Raises InputError where they cannot be read."""
+    try:
+        with open_binary(path) as file:
+            return file.read(size)
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path} cannot be read: {error}; is it complete?") from error
+
+
 def decode(data: bytes) -> tuple[str, str]:
     """The text of `data` and its encoding: UTF-8 (with or without a BOM) or, where it is not, Latin-1."""
     try:
@@ -57,11 +66,7 @@ def decode(data: bytes) -> tuple[str, str]:
 
 def first_lines(path: Path) -> tuple[list[str], str]:
     """The first lines of a text file, and its encoding. Raises InputError where it is empty or is not text."""
-    try:
-        with open_binary(path) as file:
-            data = file.read(SAMPLE_BYTES)
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path} cannot be read: {error}; is it complete?") from error
+    data = read_bytes(path, SAMPLE_BYTES)
     if not data.strip():
         raise InputError(f"{path} is empty: a log has a row for each interaction")
     if b"\x00" in data:

@@ -1,14 +1,13 @@
 """Items' titles: from the file that came with a log, or that the user named."""
 
 import warnings
-import zlib
 from pathlib import Path
 
 import numpy as np
 
 from ncf.data.columns import KNOWN, plain
 from ncf.data.parquet import read_parquet
-from ncf.data.text import decode, find_delimiter, open_binary, split_line, split_lines
+from ncf.data.text import decode, find_delimiter, read_bytes, split_line, split_lines
 from ncf.errors import InputError, NcfWarning
 
 TITLE_NAMES = ("title", "titles", "itemtitle", "movietitle", "booktitle", "name", "names", "itemname", "productname")
@@ -57,11 +56,7 @@ def _parquet_rows(path: Path) -> list[list[str]]:
 
 
 def _text_rows(path: Path) -> list[list[str]]:
-    try:
-        with open_binary(path) as file:
-            data = file.read()
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path} cannot be read: {error}; is it complete?") from error
+    data = read_bytes(path)
     lines = [line for line in split_lines(decode(data)[0]) if line.strip()]
     delimiter = find_delimiter(lines[:SAMPLE]) if lines and b"\x00" not in data else None
     if delimiter is None:

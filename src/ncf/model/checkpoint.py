@@ -186,9 +186,6 @@ def start_run(path: Path, config: TrainConfig, dataset: Dataset, *, resume: bool
     Raises InputError where the directory holds a run (without `resume` or `overwrite`) or anything else, and where
     the run to resume differs in more than a live option.
     """
-    if resume and overwrite:
-        raise InputError("--resume and --overwrite exclude each other: go on with the run, or start anew")
-    files = known_files(path)
     if (path / CONFIG).exists() and resume:
         run = Run.open(path)
         _check_same(run, config, dataset)
@@ -200,7 +197,9 @@ def start_run(path: Path, config: TrainConfig, dataset: Dataset, *, resume: bool
             f"{path} holds a run already: go on with --resume, start anew with --overwrite, or choose "
             "another --checkpoint-dir"
         )
-    for file in sorted(files, key=lambda file: file.name != CONFIG):  # config.json first: the run is gone at once
+    for file in sorted(
+        known_files(path), key=lambda file: file.name != CONFIG
+    ):  # config.json first: the run is gone at once
         file.unlink()
     return Run.create(path, config, dataset)
 

@@ -45,7 +45,7 @@ class NeuMF(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        _check_widths(factors, layers)
+        check_widths(factors, layers)
         self.n_users, self.n_items = n_users, n_items
         self.factors, self.layers, self.dropout = factors, tuple(layers), dropout
         width = factors + (layers[0] // 2 if layers else 0)
@@ -162,7 +162,8 @@ def has_fast_bf16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def _check_widths(factors: int, layers: Sequence[int]) -> None:
+def check_widths(factors: int, layers: Sequence[int]) -> None:
+    """Raise InputError for widths of which no network can be built."""
     if not factors and not layers:
         raise InputError("--factors 0 with --layers none leaves no model: give one of them a width")
     if layers and (len(layers) < 2 or layers[0] % 2):

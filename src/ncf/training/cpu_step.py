@@ -50,7 +50,7 @@ class CpuGradients:
         None for all 1; `generator` draws the dropout.
         """
         model = self.model
-        torch._foreach_zero_([parameter.grad for parameter in model.parameters()])
+        torch._foreach_zero_([_grad(parameter) for parameter in model.parameters()])
         with torch.enable_grad():
             table = model.item_table(self.dtype)
         batch = _Batch(self, table.detach())
@@ -58,7 +58,7 @@ class CpuGradients:
         for part in _micro_batches(users, candidates, weights):
             loss += batch.add(*part, generator)
         batch.finish()
-        table.backward(batch.table_grad)  # through the projection, once
+        torch.autograd.backward(table, batch.table_grad)  # through the projection, once
         return loss
 
 

@@ -40,8 +40,8 @@ def loss_sum(
     return (loss * weights).sum() - (logits[:, 0] * weights[:, 0]).sum()
 
 
-def check_precision(config: TrainConfig, device: torch.device) -> torch.dtype:
-    """The dtype of the products. Raises InputError where the device cannot train in it; warns where it is no faster."""
+def check_precision(config: TrainConfig, device: torch.device) -> None:
+    """Raise InputError where the device cannot train in the precision; warn where that is no faster than fp32."""
     if config.precision == "fp16" and device.type != "cuda":
         raise InputError(
             f"--precision fp16 (--fp16) needs a CUDA device, as its small range needs loss scaling on the device: "
@@ -54,7 +54,6 @@ def check_precision(config: TrainConfig, device: torch.device) -> torch.dtype:
             NcfWarning,
             stacklevel=2,
         )
-    return DTYPES[config.precision]
 
 
 class Step:
@@ -67,7 +66,7 @@ class Step:
     def __init__(self, model: NeuMF, config: TrainConfig) -> None:
         self.model = model
         self.device = model.user_embedding.device
-        self.dtype = check_precision(config, self.device)
+        self.dtype = DTYPES[config.precision]
         self.optimizer = torch.optim.Adam(
             model.parameters(), lr=config.learning_rate, betas=(config.beta1, config.beta2), eps=config.eps, fused=True
         )

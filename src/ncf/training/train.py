@@ -18,6 +18,7 @@ from ncf.device import pick_device
 from ncf.errors import InputError, RunError
 from ncf.files import locked
 from ncf.model.checkpoint import BEST, DEPLOY, DEPLOY_LAST, LAST, LOCK, METRICS, Run, start_run
+from ncf.model.neumf import check_widths
 from ncf.ranking.evaluate import Evaluation, evaluate, protocol_line, warn_if_odd
 from ncf.ranking.exam import Exam, make_exam
 from ncf.ranking.scoring import NeuralScorer, PopularityScorer
@@ -30,6 +31,8 @@ from ncf.report import (
     epoch_line,
     test_line,
 )
+from ncf.training.batches import batch_size_of
+from ncf.training.step import check_precision, wants_compile
 from ncf.training.trainer import Trainer
 
 Log = Callable[[str], None]
@@ -64,6 +67,7 @@ def train(
     """
     config, run = config or TrainConfig(), run or RunConfig()
     device = pick_device(run.device)
+    _check(config, run, dataset, device)  # before anything is written
     exam = _selection_exam(dataset, config)
     path = Path(run.checkpoint_dir or f"runs/{dataset.name}")
     try:
@@ -76,14 +80,22 @@ def train(
         return _Session(stored, config, run, device, exam, progress, log).go()
 
 
-def _selection_exam(dataset: Dataset, config: TrainConfig) -> Exam | None:
+def _check(config: TrainConfig, run: RunConfig, dataset: Dataset, device: torch.device) -> None:
+    """Raise InputError for options that cannot work together, or not with this dataset or device."""
+    if run.resume and run.overwrite:
+        raise InputError("--resume and --overwrite exclude each other: go on with the run, or start anew")
     if config.eval_after >= config.epochs:
         raise InputError(f"--eval-after must be below --epochs ({config.epochs}): got {config.eval_after}")
+    if config.select_on == "last" and (config.target is not None or config.patience):
+        raise InputError("--target and --patience need epochs that are evaluated: they do not go with --select-on last")
+    check_widths(config.factors, config.layers)
+    check_precision(config, device)
+    wants_compile(config, device)
+    batch_size_of(config, dataset.n_train)
+
+
+def _selection_exam(dataset: Dataset, config: TrainConfig) -> Exam | None:
     if config.select_on == "last":
-        if config.target is not None or config.patience:
-            raise InputError(
-                "--target and --patience need epochs that are evaluated: they do not go with --select-on last"
-            )
         return None
     return make_exam(dataset, config.select_on, config.valid_negative)
 

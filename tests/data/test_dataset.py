@@ -1,0 +1,367 @@
+"""The dataset's directory: written whole, read back equal, and refused where it is not as it was written."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ncf.data.dataset import FILES, NONE, Dataset
+from ncf.data.directory import replace_directory
+from ncf.data.parquet import read_parquet, read_parquet_metadata, write_parquet
+from ncf.data.prepare import prepare
+from ncf.errors import InputError, RunError
+
+
+def small(**changes):
+    fields = {
+        "name": "small",
+        "user_ids": np.array(["a", "ü", "z\n'\""], dtype=object),
+        "item_ids": np.array([3, 50, 9148955329465708066, 2**63 - 1]),
+        "train_users": torch.tensor([0, 0, 1, 2], dtype=torch.int32),
+        "train_items": torch.tensor([3, 1, 0, 2], dtype=torch.int32),
+        "validation_items": torch.tensor([2, NONE, NONE], dtype=torch.int32),
+        "test_items": torch.tensor([0, 1, NONE], dtype=torch.int32),
+        "dropped_users": torch.tensor([1], dtype=torch.int32),
+        "dropped_items": torch.tensor([3], dtype=torch.int32),
+        "seed": 5,
+        "titles": np.array(["Ä", "", "c,d", "e"], dtype=object),
+        "negatives": torch.tensor([[1, 1, NONE], [2, 3, 1], [NONE, NONE, NONE]], dtype=torch.int32),
+        "summary": {"users": 3, "text": "é"},
+    }
+    return Dataset(**(fields | changes))
+
+
+def assert_equal(left, right):
+    for name in Dataset.__dataclass_fields__:
+        one, other = getattr(left, name), getattr(right, name)
+        if isinstance(one, torch.Tensor):
+            assert one.dtype == other.dtype
+            assert torch.equal(one, other)
+        elif isinstance(one, np.ndarray):
+            assert one.dtype == other.dtype
+            assert one.tolist() == other.tolist()
+        else:
+            assert one == other
+
+
+@pytest.mark.parametrize("changes", [{}, {"titles": None}, {"negatives": None}, {"titles": None, "negatives": None}])
+def test_round_trip(tmp_path, changes):
+    dataset = small(**changes)
+    dataset.save(tmp_path / "out")
+    loaded = Dataset.load(tmp_path / "out")
+    assert_equal(dataset, loaded)
+    assert loaded.fingerprint == dataset.fingerprint
+    assert {entry.name for entry in (tmp_path / "out").iterdir()} <= FILES
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o777 & ~_umask()
+
+
+def _umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+words = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    ids=st.lists(words, min_size=2, max_size=6, unique=True),
+    histories=st.lists(st.lists(st.integers(0, 1), max_size=3), min_size=1, max_size=5),
+    titled=st.booleans(),
+)
+def test_round_trip_of_any_text(tmp_path_factory, ids, histories, titled):
+    users = [user for user, history in enumerate(histories) for _ in history]
+    dataset = small(
+        user_ids=np.arange(len(histories)),
+        item_ids=np.array(ids, dtype=object),
+        train_users=torch.tensor(users, dtype=torch.int32),
+        train_items=torch.tensor([item for history in histories for item in history], dtype=torch.int32),
+        validation_items=torch.full((len(histories),), NONE, dtype=torch.int32),
+        test_items=torch.tensor([history[0] if history else NONE for history in histories], dtype=torch.int32),
+        dropped_users=torch.zeros(0, dtype=torch.int32),
+        dropped_items=torch.zeros(0, dtype=torch.int32),
+        titles=np.array(ids[::-1], dtype=object) if titled else None,
+        negatives=None,
+    )
+    path = tmp_path_factory.mktemp("data") / "out"
+    dataset.save(path)
+    assert_equal(dataset, Dataset.load(path))
+
+
+def test_sizes_and_views():
+    dataset = small()
+    assert (dataset.n_users, dataset.n_items, dataset.n_train) == (3, 4, 4)
+    users, items = dataset.everything()
+    assert list(zip(users.tolist(), items.tolist(), strict=True)) == [
+        (0, 3),
+        (0, 1),
+        (0, 2),
+        (0, 0),
+        (1, 0),
+        (1, 1),
+        (2, 2),
+    ]
+    users, items = dataset.touched()
+    expected = [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (1, 3), (2, 2)]
+    assert list(zip(users.tolist(), items.tolist(), strict=True)) == expected
+    assert dataset.heldout("test") is dataset.test_items
+    assert dataset.heldout("validation") is dataset.validation_items
+    with pytest.raises(InputError, match="--split must be validation or test: got 'train'"):
+        dataset.heldout("train")
+
+
+def test_the_fingerprint_covers_all_but_name_and_summary():
+    first = small().fingerprint
+    assert small().fingerprint == first
+    assert small(name="other", summary={}).fingerprint == first
+    changed = [
+        {"user_ids": np.array(["a", "ü", "y"], dtype=object)},
+        {"user_ids": np.array(["aü", "", "z\n'\""], dtype=object)},
+        {"item_ids": np.array(["3", "50", "9148955329465708066", str(2**63 - 1)], dtype=object)},
+        {"train_users": torch.tensor([0, 0, 1, 1], dtype=torch.int32)},
+        {"train_items": torch.tensor([1, 3, 0, 2], dtype=torch.int32)},
+        {"validation_items": torch.tensor([NONE, NONE, NONE], dtype=torch.int32)},
+        {"test_items": torch.tensor([0, 2, NONE], dtype=torch.int32)},
+        {"dropped_items": torch.tensor([2], dtype=torch.int32)},
+        {"seed": 6},
+        {"titles": None},
+        {"titles": np.array(["Ä", "x", "c,d", "e"], dtype=object)},
+        {"negatives": None},
+        {"negatives": torch.tensor([[1, 2, NONE], [2, 3, 1], [NONE, NONE, NONE]], dtype=torch.int32)},
+    ]
+    assert len({first, *(small(**changes).fingerprint for changes in changed)}) == len(changed) + 1
+
+
+# What was changed or cut off is refused
+
+
+@pytest.fixture
+def saved(tmp_path):
+    small().save(tmp_path / "out")
+    return tmp_path / "out"
+
+
+def refused(path, match):
+    with pytest.raises(InputError, match=match) as caught:
+        Dataset.load(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+@pytest.mark.parametrize("share", [0, 0.3, 0.9])
+def test_truncated_files(saved, name, share):
+    file = saved / name
+    data = file.read_bytes()
+    file.write_bytes(data[: int(len(data) * share)])
+    refused(saved, "is damaged|ncf prepare")
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_missing_files(saved, name):
+    (saved / name).unlink()
+    refused(saved, "is not a dataset" if name == "dataset.json" else rf"{name} is missing")
+
+
+@pytest.mark.parametrize("name", sorted(FILES - {"dataset.json"}))
+def test_files_of_another_dataset(saved, tmp_path, name):
+    small(seed=6).save(tmp_path / "other")
+    shutil.copy(tmp_path / "other" / name, saved / name)
+    refused(saved, f"{name} belongs to another dataset")
+
+
+@pytest.mark.parametrize("name", sorted(FILES - {"dataset.json"}))
+def test_edited_files(saved, name):
+    file = saved / name
+    columns, fingerprint = read_parquet(file), read_parquet_metadata(file)
+    key = next(iter(columns))
+    for edit in (
+        lambda column: np.roll(column, 1),
+        lambda column: column[:0],
+        lambda column: np.repeat(column, 2),
+        lambda column: np.full(len(column), 10**6, dtype=np.int32),
+        lambda column: np.full(len(column), -7, dtype=np.int32),
+        lambda column: column.astype(np.float64) if column.dtype != object else np.arange(len(column)),
+    ):
+        for edited in (key, list(columns)[-1]):
+            changed = columns | {edited: edit(columns[edited])}
+            if len({len(column) for column in changed.values()}) > 1:
+                changed = {key: edit(column) for key, column in columns.items()}
+            if all(
+                changed[k].tolist() == columns[k].tolist() and changed[k].dtype == columns[k].dtype for k in columns
+            ):
+                continue
+            write_parquet(file, changed, fingerprint)
+            refused(saved, "damaged|changed after|empty cells")
+    write_parquet(file, {"unlike": columns[key]}, fingerprint)
+    refused(saved, "damaged")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "match"),
+    [
+        ("format_version", 2, "format version 2 and this ncf reads 1: prepare it again"),
+        ("kind", "something else", "damaged, or not of an ncf dataset"),
+        ("users", 4, r"damaged"),
+        ("users", -1, "damaged"),
+        ("seed", 6, "changed after it was prepared"),
+        ("seed", "x", "seed is 'x'"),
+        ("fingerprint", "0" * 64, "another dataset"),
+        ("summary", None, "summary is None"),
+        ("negatives", None, "changed after"),
+        ("negatives", 7, "damaged"),
+        ("negatives", "x", "damaged"),
+    ],
+)
+def test_edited_manifest(saved, key, value, match):
+    manifest = json.loads((saved / "dataset.json").read_text())
+    (saved / "dataset.json").write_text(json.dumps(manifest | {key: value}))
+    refused(saved, match)
+
+
+def test_what_is_no_dataset(tmp_path):
+    refused(tmp_path / "nowhere", "nowhere is not a directory that exists: make a dataset with `ncf prepare")
+    refused(tmp_path, "is not a dataset .*: make one with `ncf prepare")
+    (tmp_path / "file").write_text("x")
+    refused(tmp_path / "file", "is not a directory")
+    (tmp_path / "dataset.json").write_text('["x"]')
+    refused(tmp_path, "damaged, or not of an ncf dataset")
+
+
+# What is there is not overwritten by accident
+
+
+def test_an_existing_dataset_is_replaced_only_with_overwrite(saved):
+    other = small(seed=6)
+    with pytest.raises(InputError, match=r"is an existing ncf dataset: .*--overwrite"):
+        other.save(saved)
+    assert Dataset.load(saved).seed == 5
+    other.save(saved, overwrite=True)
+    assert Dataset.load(saved).seed == 6
+    assert [entry.name for entry in saved.parent.iterdir()] == ["out"]
+
+
+def test_nothing_but_a_dataset_is_ever_replaced(tmp_path, saved):
+    (tmp_path / "mine").mkdir()
+    small().save(tmp_path / "mine")  # an empty directory is filled
+    (saved / "notes.txt").write_text("precious")
+    with pytest.raises(InputError, match=r"also holds 'notes\.txt', which --overwrite would delete"):
+        small().save(saved, overwrite=True)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "dataset.json").write_text('{"kind": "of another program"}')
+    (tmp_path / "file").write_text("precious")
+    for path, match in (
+        (tmp_path / "home", "holds other files and is no ncf dataset"),
+        (tmp_path / "file", "there is a file of that name"),
+        (tmp_path / "file" / "below", "file is a file, not a directory"),
+    ):
+        with pytest.raises(InputError, match=match):
+            small().save(path, overwrite=True)
+    assert (saved / "notes.txt").read_text() == (tmp_path / "file").read_text() == "precious"
+
+
+def test_prepare_refuses_before_it_reads(tmp_path, saved):
+    with pytest.raises(InputError, match="existing ncf dataset"):
+        prepare(tmp_path / "no log at all.csv", saved)
+
+
+def test_missing_parents_are_made_and_links_are_followed(tmp_path, saved):
+    small().save(tmp_path / "a" / "b" / "c")
+    assert Dataset.load(tmp_path / "a" / "b" / "c").seed == 5
+    (tmp_path / "link").symlink_to(saved)
+    small(seed=6).save(tmp_path / "link", overwrite=True)
+    assert (tmp_path / "link").is_symlink()
+    assert Dataset.load(saved).seed == 6
+
+
+def test_a_failure_midway_leaves_everything_as_it_was(tmp_path, saved, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ncf.data.directory.sync", fail)
+    with pytest.raises(RunError, match=r"cannot write .*: No space left on device"):
+        small(seed=6).save(saved, overwrite=True)
+    with pytest.raises(RunError, match="No space left"):
+        small().save(tmp_path / "new" / "deep")
+    assert Dataset.load(saved).seed == 5
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
+
+
+def test_the_old_directory_comes_back_if_the_new_cannot_take_its_name(saved, monkeypatch):
+    rename = Path.rename
+
+    def fail(self, target):
+        if "-old" not in str(target) and not self.name.endswith("-old"):
+            raise OSError(5, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(RunError, match="Input/output error"), replace_directory(saved) as folder:
+        (folder / "file").write_text("x")
+    assert Dataset.load(saved).seed == 5
+    assert [entry.name for entry in saved.parent.iterdir()] == ["out"]
+
+
+LIMITED = """
+import resource, sys
+from ncf.data.prepare import prepare
+from ncf.errors import RunError
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
+try:
+    prepare(sys.argv[2], sys.argv[3], min_ratings=1)
+except RunError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("limit", [100, 20_000])
+def test_a_full_disk(tmp_path, limit):
+    rng = np.random.default_rng(0)
+    rows = (f"{user},{item}" for user in range(300) for item in rng.choice(10**6, 100, replace=False))
+    (tmp_path / "log.csv").write_text("user,item\n" + "\n".join(rows) + "\n")
+    command = [sys.executable, "-c", LIMITED, str(limit), str(tmp_path / "log.csv"), str(tmp_path / "new" / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.returncode == 0
+    assert done.stdout.startswith("cannot write ")
+    assert done.stdout.count("\n") == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["log.csv"]
+
+
+def test_parquet_helpers(tmp_path):
+    path = tmp_path / "a'[1].parquet"
+    columns = {
+        "n": np.arange(3, dtype=np.int32),
+        "x": np.array([0.5, 1, -2]),
+        "s": np.array(["", "é", "1"], dtype=object),
+    }
+    write_parquet(path, columns, {"fingerprint": "ab'c\"", "with space": "{}"})
+    found = read_parquet(path)
+    assert {name: (column.dtype, column.tolist()) for name, column in found.items()} == {
+        name: (column.dtype, column.tolist()) for name, column in columns.items()
+    }
+    assert read_parquet_metadata(path) == {"fingerprint": "ab'c\"", "with space": "{}"}
+    write_parquet(path, {"n": np.zeros(0, dtype=np.int32), "s": np.zeros(0, dtype=object)}, {})
+    assert {name: column.dtype for name, column in read_parquet(path).items()} == {"n": np.int32, "s": object}
+    assert read_parquet_metadata(path) == {}
+    with pytest.raises(InputError, match=r"nowhere\.parquet is missing"):
+        read_parquet(tmp_path / "nowhere.parquet")
+    with pytest.raises(RunError, match="cannot write"):
+        write_parquet(tmp_path / "nowhere" / "x.parquet", columns, {})
+
+
+def test_the_order_of_many_rows_survives(tmp_path):
+    items = torch.from_numpy(np.random.default_rng(0).integers(0, 4, 300_000, dtype=np.int32))
+    dataset = replace(small(), train_users=torch.zeros(300_000, dtype=torch.int32), train_items=items)
+    dataset.save(tmp_path / "out")
+    assert torch.equal(Dataset.load(tmp_path / "out").train_items, items)

@@ -1,0 +1,54 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ncf.config import PrepareConfig, RunConfig, TrainConfig
+from ncf.errors import InputError
+
+
+@pytest.mark.parametrize("group", [PrepareConfig, TrainConfig, RunConfig])
+def test_defaults_go_to_json_and_back(group):
+    assert group.from_dict(json.loads(json.dumps(group().to_dict()))) == group()
+
+
+@given(
+    st.integers(0, 500),
+    st.lists(st.integers(1, 500), max_size=5),
+    st.floats(0, 1, exclude_max=True, allow_subnormal=False),
+    st.floats(0, 1e6, exclude_min=True, allow_subnormal=False),
+    st.one_of(st.integers(1, 10**6), st.just("all")),
+)
+def test_values_in_range_go_to_json_and_back(factors, layers, dropout, rate, negatives):
+    config = TrainConfig(
+        factors=factors, layers=layers, dropout=dropout, learning_rate=rate, valid_negative=negatives
+    )
+    assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 0}, "--epochs must be at least 1: got 0"),
+        ({"epochs": 1.5}, "--epochs must be at least 1: got 1.5"),
+        ({"epochs": True}, "--epochs"),
+        ({"epochs": None}, "--epochs"),
+        ({"dropout": float("nan")}, "--dropout must be at least 0 and below 1: got nan"),
+        ({"layers": (8, 0)}, r"--layers must be at least 1: got \(8, 0\)"),
+        ({"layers": "8"}, "--layers"),
+        ({"fit_all": 1}, "--fit-all has a value of the wrong type: got 1"),
+    ],
+)
+def test_values_out_of_range_are_named(options, message):
+    with pytest.raises(InputError, match=message):
+        TrainConfig(**options)
+
+
+def test_an_unknown_option_lists_the_known_ones():
+    with pytest.raises(InputError, match="unknown option factor: choose among factors, layers"):
+        TrainConfig.from_options({"factor": 3})
+
+
+def test_whole_numbers_serve_as_floats():
+    assert TrainConfig(learning_rate=1, dropout=0).learning_rate == 1

@@ -1,0 +1,118 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import ncf
+from ncf.model.checkpoint import Run
+
+OPTIONS = {"factors": 8, "layers": (32, 16), "epochs": 3, "valid_negative": 20}
+
+
+@pytest.fixture(scope="module")
+def fitted(tiny):
+    return ncf.Recommender(**OPTIONS).fit(tiny, device="cpu")
+
+
+def test_fit_evaluate_recommend(fitted):
+    found = fitted.evaluate()
+    assert (found.users, found.negatives, found.split) == (40, 20, "test")
+    assert found.hr == fitted.evaluate("test", valid_users_per_batch=7).hr
+    items, scores = fitted.recommend([7, "8"], k=5)
+    assert [len(row) for row in items] == [5, 5]
+    assert (np.diff(scores[0]) <= 0).all()
+    assert set(items[0].tolist()) <= set(fitted.dataset.item_ids.tolist())
+
+
+def test_one_user_and_many_agree(fitted):
+    items, scores = fitted.recommend(fitted.dataset.user_ids, k=60)
+    for user in (1, 17, 40):
+        one, score = fitted.recommend([user], k=60)
+        assert one[0].tolist() == items[user - 1].tolist()
+        np.testing.assert_allclose(score[0], scores[user - 1], atol=1e-5)
+
+
+def test_seen_items_are_left_out_held_out_ones_too(fitted, tiny):
+    users, items = tiny.touched()
+    recommended, _ = fitted.recommend([1], k=60)
+    touched = {100 + item for item in items[users == 0].tolist()}
+    assert len(touched) == 8
+    assert set(recommended[0].tolist()) == set(range(100, 160)) - touched
+    everything, _ = fitted.recommend([1], k=60, filter_seen=False)
+    assert set(everything[0].tolist()) == set(range(100, 160))
+
+
+def test_save_and_load(fitted, tmp_path):
+    fitted.save(tmp_path / "run")
+    loaded = ncf.Recommender.load(tmp_path / "run", device="cpu")
+    assert loaded.evaluate() == fitted.evaluate()
+    for ours, theirs in zip(loaded.recommend([3, 9]), fitted.recommend([3, 9]), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    with pytest.raises(ncf.InputError, match="holds a run already"):
+        fitted.save(tmp_path / "run")
+    fitted.save(tmp_path / "run", overwrite=True)
+    assert loaded.describe(loaded.evaluate()) == fitted.describe(fitted.evaluate())
+
+
+def test_fit_can_keep_the_run(tiny, tmp_path):
+    lines = []
+    recommender = ncf.Recommender(**OPTIONS).fit(tiny, checkpoint_dir=tmp_path / "run", device="cpu", log=lines.append)
+    assert Run.open(tmp_path / "run").has("last")
+    assert lines[-1].startswith("Model: ")
+    assert recommender.evaluate() == ncf.Recommender.load(tmp_path / "run", device="cpu").evaluate()
+
+
+def test_fit_from_a_table(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"user": ["a", "a", "b", "b", "c"] * 2, "item": [1, 2, 2, 3, 1, 3, 4, 4, 1, 5]})
+    dataset = ncf.prepare(table, min_ratings=2, validation=False)
+    recommender = ncf.Recommender(**(OPTIONS | {"select_on": "test", "valid_negative": 1, "topk": 1}))
+    items, _ = recommender.fit(dataset, device="cpu").recommend(["b"], k=9)
+    assert items[0].tolist() == [5]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ncf.Recommender(factor=3), "unknown option factor"),
+        (lambda: ncf.Recommender(ncf.TrainConfig(), epochs=3), "not both"),
+        (lambda: ncf.Recommender().evaluate(), "not trained yet"),
+        (lambda: ncf.Recommender().recommend([1]), "not trained yet"),
+        (lambda: ncf.Recommender.load("nowhere"), "does not exist"),
+    ],
+)
+def test_mistakes_are_named(call, message):
+    with pytest.raises(ncf.InputError, match=message):
+        call()
+
+
+def test_mistakes_with_a_fitted_one(fitted):
+    with pytest.raises(ncf.InputError, match="user 999 is not among the 40 users"):
+        fitted.recommend([999])
+    with pytest.raises(ncf.InputError, match="k must be at least 1: got 0"):
+        fitted.recommend([1], k=0)
+    with pytest.raises(ncf.InputError, match="validation or test: got 'train'"):
+        fitted.evaluate("train")
+    with pytest.raises(ncf.InputError, match="--topk must be at least 1: got 0"):
+        fitted.evaluate(topk=0)
+
+
+def test_import_is_lazy_and_the_network_needs_torch_alone():
+    code = """
+import sys
+import ncf
+assert "torch" not in sys.modules and "duckdb" not in sys.modules
+import ncf.model.neumf, ncf.training.step
+assert not {"duckdb", "safetensors"} & set(sys.modules), sorted(sys.modules)
+assert sorted(dir(ncf)) == sorted(ncf.__all__)
+for name in ncf.__all__:
+    getattr(ncf, name)
+try:
+    ncf.nothing
+except AttributeError:
+    pass
+else:
+    raise AssertionError
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
