@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from ncf.data.dataset import NONE, Dataset
-
-torch.set_flush_denormal(True)
+from ncf.data.dataset import Dataset
+from ncf.data.negatives import NONE
 
 
 @pytest.fixture(scope="session")

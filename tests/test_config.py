@@ -16,14 +16,12 @@ def test_defaults_go_to_json_and_back(group):
 @given(
     st.integers(0, 500),
     st.lists(st.integers(1, 500), max_size=5),
-    st.floats(0, 1, exclude_max=True, allow_subnormal=False),
-    st.floats(0, 1e6, exclude_min=True, allow_subnormal=False),
+    st.floats(0.001, 0.999),
+    st.floats(1e-6, 1e6),
     st.one_of(st.integers(1, 10**6), st.just("all")),
 )
 def test_values_in_range_go_to_json_and_back(factors, layers, dropout, rate, negatives):
-    config = TrainConfig(
-        factors=factors, layers=layers, dropout=dropout, learning_rate=rate, valid_negative=negatives
-    )
+    config = TrainConfig(factors=factors, layers=layers, dropout=dropout, learning_rate=rate, valid_negative=negatives)
     assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 

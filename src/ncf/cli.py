@@ -26,7 +26,12 @@ from ncf.config import PrepareConfig, RunConfig, TrainConfig
 from ncf.errors import InputError, NcfWarning, RunError
 from ncf.options import Parser, add_options, given, take
 
-EXAM = ("topk", "valid_negative", "valid_users_per_batch")
+EXAM = {
+    "topk": "cutoff of HR and NDCG (default: the run's)",
+    "valid_negative": "untouched items ranked with the held-out one, or all (default: the run's)",
+    "valid_users_per_batch": "users scored at a time (default: the run's)",
+}
+LIST = {"topk": "items to list for a user (default: 10)", "precision": None}
 say = partial(print, flush=True)
 
 
@@ -34,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit status."""
     warnings.showwarning = _show_warning
     try:
-        parsed = _parser().parse_args(arguments)
+        parsed, unknown = _parser().parse_known_args(arguments)
+        if unknown:
+            raise InputError(f"unrecognized arguments: {' '.join(unknown)}; see `ncf {parsed.name} --help`")
         parsed.command(parsed)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output has had enough, as `head` has
@@ -83,7 +90,7 @@ def _command(
     commands: Any, name: str, text: str, function: Callable[[argparse.Namespace], None]
 ) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-    parser.set_defaults(command=function)
+    parser.set_defaults(command=function, name=name)
     return parser
 
 
@@ -128,6 +135,8 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     )
     recipe.add_argument(
         "--fp16",
+        "--amp",
+        "--amp",
         dest="precision",
         action="store_const",
         const="fp16",
@@ -160,8 +169,8 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", metavar="DIR", help="check that the run was trained on this dataset")
     parser.add_argument("--split", choices=("test", "validation"), default="test", help="(default: test)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    add_options(parser, TrainConfig, (*EXAM, "precision"))
-    add_options(parser, RunConfig, ("device",))
+    add_options(parser, TrainConfig, {**EXAM, "precision": None})
+    add_options(parser, RunConfig, {"device": None})
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
@@ -213,8 +222,8 @@ def _add_recommend(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--include-seen", action="store_true", help="also list what the user has touched")
     parser.add_argument("--format", choices=("table", "csv", "json"), default="table", help="(default: table)")
     parser.add_argument("-o", "--output", metavar="FILE", help="write here instead of standard output")
-    add_options(parser, TrainConfig, ("topk", "precision"))
-    add_options(parser, RunConfig, ("device",))
+    add_options(parser, TrainConfig, LIST)
+    add_options(parser, RunConfig, {"device": None})
 
 
 def _recommend(arguments: argparse.Namespace) -> None:

@@ -36,6 +36,8 @@ def pick_device(name: str) -> torch.device:
 
 def physical_cores() -> int:
     """Physical cores among those that this process may run on; logical ones where the system does not tell."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
     usable = os.sched_getaffinity(0)
     siblings = set()
     for core in usable:

@@ -42,7 +42,11 @@ def locked(path: Path, owner: str) -> Iterator[None]:
 
     Raises InputError where another process holds it; `owner` says in words what that process is.
     """
-    with path.open("a") as file:
+    try:
+        file = path.open("a")
+    except OSError as error:
+        raise InputError(f"{path.parent} cannot be written: {error.strerror}; choose another directory") from None
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -2,7 +2,7 @@
 
 import argparse
 import typing
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import Field, fields
 from typing import Any, NoReturn, TypeVar
 
@@ -20,12 +20,16 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{message}; see `{self.prog} --help`")
 
 
-def add_options(parser: argparse.ArgumentParser, group: type[Options], names: Iterable[str] | None = None) -> None:
-    """Add a flag for every field of `group`, or for those in `names`. A flag that is not given leaves no trace."""
-    chosen = None if names is None else set(names)
+def add_options(
+    parser: argparse.ArgumentParser, group: type[Options], texts: Mapping[str, str | None] | None = None
+) -> None:
+    """Add a flag for every field of `group`, or for those in `texts`, which may give one another help text.
+
+    A flag that is not given leaves no trace.
+    """
     for item in fields(group):
-        if chosen is None or item.name in chosen:
-            _add(parser, item)
+        if texts is None or item.name in texts:
+            _add(parser, item, texts[item.name] if texts else None)
 
 
 def take(group: type[Group], arguments: argparse.Namespace) -> Group:
@@ -39,9 +43,9 @@ def given(group: type[Options], arguments: argparse.Namespace) -> dict[str, Any]
     return {name: value for name, value in vars(arguments).items() if name in names}
 
 
-def _add(parser: argparse.ArgumentParser, item: Field[Any]) -> None:
+def _add(parser: argparse.ArgumentParser, item: Field[Any], text: str | None) -> None:
     flags = [*item.metadata["flags"], flag_name(item.name)]
-    settings: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS, "help": _help(item)}
+    settings: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS, "help": text or _help(item)}
     if bool in scalar_types(item):
         settings["action"] = "store_true" if item.default is False else argparse.BooleanOptionalAction
     elif typing.get_origin(item.type) is tuple:

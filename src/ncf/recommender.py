@@ -24,7 +24,7 @@ from ncf.ranking.evaluate import Evaluation, evaluate, protocol_line, warn_if_od
 from ncf.ranking.exam import make_exam
 from ncf.ranking.scoring import NeuralScorer
 from ncf.ranking.topk import top_items
-from ncf.training.step import DTYPES
+from ncf.training.step import DTYPES, check_precision
 from ncf.training.train import train
 
 USERS_AT_A_TIME = 256
@@ -110,6 +110,7 @@ class Recommender:
             raise InputError("the model to deploy was trained on the held-out items too: load the `best` weights")
         given = {"topk": topk, "valid_negative": valid_negative, "valid_users_per_batch": valid_users_per_batch}
         config = self.config.replaced(**{name: value for name, value in given.items() if value is not None})
+        check_precision(precision, self.device)
         exam = make_exam(self.dataset, split, config.valid_negative).to(self.device)
         scorer = NeuralScorer(self.model, DTYPES[precision])
         found = evaluate(scorer, exam, k=config.topk, users_per_batch=config.valid_users_per_batch, progress=progress)
@@ -130,6 +131,7 @@ class Recommender:
         """
         if k < 1:
             raise InputError(f"k must be at least 1: got {k}")
+        check_precision(precision, self.device)
         index = torch.tensor([self.user_index(user) for user in users], dtype=torch.int64, device=self.device)
         scorer = NeuralScorer(self.model, DTYPES[precision])
         seen = self._seen if filter_seen else None

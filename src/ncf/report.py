@@ -1,6 +1,6 @@
 """What a run says: the recipe's lines, `metrics.jsonl`, TensorBoard.
 
-The lines are those of NVIDIA's NCF for TensorFlow, character by character, so that scripts which read them still work.
+The lines are those of NVIDIA's NCF for TensorFlow, names and layout, so that scripts which read them still work.
 """
 
 import json
@@ -25,16 +25,18 @@ class EpochRecord:
     hr: float | None = None
     ndcg: float | None = None
 
-    def to_line(self, k: int) -> str:
-        """One line of metrics.jsonl."""
+    def to_line(self, k: int, run: str) -> str:
+        """One line of metrics.jsonl, with the run's fingerprint."""
         values = asdict(self)
         values[f"hr@{k}"], values[f"ndcg@{k}"] = values.pop("hr"), values.pop("ndcg")
-        return json.dumps(values) + "\n"
+        return json.dumps({**values, "run": run}) + "\n"
 
     @classmethod
-    def from_line(cls, line: str, k: int) -> "EpochRecord":
-        """The reverse of `to_line`. Raises ValueError, KeyError or TypeError where it is not such a line."""
+    def from_line(cls, line: str, k: int, run: str) -> "EpochRecord":
+        """The reverse of `to_line`. Raises ValueError, KeyError or TypeError where it is no such line of this run."""
         values: dict[str, Any] = json.loads(line)
+        if values.pop("run") != run:
+            raise ValueError("a line of another run")
         values["hr"], values["ndcg"] = values.pop(f"hr@{k}"), values.pop(f"ndcg@{k}")
         return cls(**values)
 
@@ -109,27 +111,27 @@ def test_line(seconds: float, k: int, hr: float, ndcg: float) -> str:
 class MetricsLog:
     """`metrics.jsonl`, an object an epoch; each line is on the disk before the checkpoint that says so."""
 
-    def __init__(self, path: Path, k: int) -> None:
-        self.path, self.k = path, k
+    def __init__(self, path: Path, k: int, run: str) -> None:
+        self.path, self.k, self.run = path, k, run
 
     def cut_back(self, epochs: int) -> list[EpochRecord]:
         """Keep the first `epochs` lines and read them. Raises InputError where they are not there or damaged."""
         lines = self.path.read_text().splitlines()[:epochs] if self.path.exists() else []
         try:
-            history = [EpochRecord.from_line(line, self.k) for line in lines]
+            history = [EpochRecord.from_line(line, self.k, self.run) for line in lines]
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{self.path} is damaged ({error}): start again with --overwrite") from None
         if [record.epoch for record in history] != list(range(1, epochs + 1)):
             raise InputError(f"{self.path} lacks epochs of 1 to {epochs}: start again with --overwrite")
         with atomic_file(self.path) as temporary:
-            temporary.write_text("".join(record.to_line(self.k) for record in history))
+            temporary.write_text("".join(record.to_line(self.k, self.run) for record in history))
         return history
 
     def append(self, record: EpochRecord) -> None:
         """Add an epoch. Raises RunError where it cannot be written."""
         try:
             with self.path.open("a") as file:
-                file.write(record.to_line(self.k))
+                file.write(record.to_line(self.k, self.run))
             sync(self.path)
         except OSError as error:
             raise RunError(f"cannot write {self.path}: {error.strerror}") from error

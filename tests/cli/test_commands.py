@@ -44,7 +44,7 @@ def test_evaluation_takes_the_runs_protocol_and_both_splits(ncf, tiny_run):
     assert (found["split"], found["negatives"]) == ("validation", 20)
     records = [json.loads(line) for line in (tiny_run / "metrics.jsonl").read_text().splitlines()]
     assert found["hr@10"] == max(record["hr@10"] for record in records)
-    assert set(records[0]) == {"epoch", "loss", "train_time", "eval_time", "hr@10", "ndcg@10", "samples_per_s"}
+    assert set(records[0]) == {"epoch", "loss", "train_time", "eval_time", "hr@10", "ndcg@10", "samples_per_s", "run"}
 
 
 @pytest.mark.parametrize("batch", [7, 40, 5000])

@@ -5,8 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncf.data.dataset import NONE
-from ncf.data.negatives import Untouched, draw_unchecked, evaluation_negatives
+from ncf.data.negatives import NONE, Untouched, draw_unchecked, evaluation_negatives
 
 N_ITEMS = 12
 logs = st.lists(st.lists(st.integers(0, N_ITEMS - 1), max_size=20), min_size=1, max_size=6)

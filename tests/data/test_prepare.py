@@ -95,16 +95,22 @@ ids = st.one_of(
     st.integers(0, 9).map(str),
     st.sampled_from(["007", "7", "-3", "a b", "é", "Z", "9148955329465708066123", "9148955329465708066", "+1", "1e2"]),
 )
-halves = st.integers(0, 10).map(lambda value: value / 2)
 numbers = st.integers(-5, 12).map(str)
-logs = st.one_of(
-    *(st.lists(st.tuples(kind, kind, halves, st.integers(0, 4)), min_size=1, max_size=60) for kind in (ids, numbers))
-)
+
+
+@st.composite
+def logs(draw):
+    """A few users and items, so that pairs repeat, with ties in time and values on both sides of 2.5 and on it."""
+    kind = draw(st.sampled_from([ids, numbers]))
+    users, items = (draw(st.lists(kind, min_size=size, max_size=6, unique=True)) for size in (1, 2))
+    values, times = st.sampled_from([1, 2.5, 4.0]), st.integers(0, 4)
+    row = st.tuples(st.sampled_from(users), st.sampled_from(items), values, times)
+    return draw(st.lists(row, min_size=6, max_size=40))
 
 
 @settings(max_examples=80, deadline=None)
 @given(
-    rows=logs,
+    rows=logs(),
     min_ratings=st.integers(1, 4),
     min_value=st.sampled_from([None, 2.5]),
     validation=st.booleans(),
@@ -287,13 +293,13 @@ def test_a_user_with_one_or_two_interactions(tmp_path):  # O08
 
 def test_ratings_of_zero_can_be_dropped_and_still_count_as_seen(tmp_path):
     rows = [(1, 10, 0, 1), (1, 20, 5, 2), (1, 30, 4, 3), (2, 10, 3, 1), (2, 20, 3, 2), (3, 10, 0, 1), (1, 99, 0, 9)]
-    rows.append((2, 10, 0, 5))  # also kept: not dropped
+    rows += [(2, 10, 0, 5), (2, 20, 1, 9)]  # a pair that is also kept; a value at the bound
     dataset = prepare(write(tmp_path / "log.csv", rows), min_ratings=1, min_value=1)
     assert dataset.summary["rows_below_min_value"] == 4
     assert raw_pairs(dataset, dataset.dropped_users, dataset.dropped_items) == [("1", "10")]
     assert dataset.user_ids.tolist() == [1, 2]
     assert dataset.item_ids.tolist() == [10, 20, 30]
-    assert dataset.summary["dropped_pairs"] == 1
+    assert (dataset.summary["dropped_pairs"], dataset.summary["repeated_pairs"]) == (1, 1)
 
 
 def test_no_validation_leaves_the_last_but_one_in_training(tmp_path):
@@ -365,6 +371,17 @@ def test_touched_and_everything(tmp_path):
     users, items = dataset.everything()
     assert users.dtype == items.dtype == torch.int32
     assert raw_pairs(dataset, users, items) == [("1", "10"), ("1", "20"), ("1", "30"), ("2", "40"), ("2", "10")]
+
+
+def test_progress_goes_to_stderr(tmp_path, capsys):
+    path = write(tmp_path / "log.csv", [(1, item, 1, item) for item in range(5)])
+    prepare(path, min_ratings=1)
+    assert capsys.readouterr() == ("", "")
+    prepare(path, min_ratings=1, progress=True)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "reading" in err
+    assert "100%" in err
 
 
 def test_inputs_are_not_modified(tmp_path):

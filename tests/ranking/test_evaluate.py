@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from ncf.data.dataset import NONE
+from ncf.data.negatives import NONE
 from ncf.errors import NcfWarning, RunError
 from ncf.model.neumf import NeuMF
 from ncf.ranking import evaluate as module

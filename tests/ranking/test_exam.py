@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ncf.data.dataset import NONE
+from ncf.data.negatives import NONE
 from ncf.errors import InputError, NcfWarning
 from ncf.ranking.exam import make_exam
 
@@ -70,7 +70,7 @@ def test_given_negatives_serve_the_test_split_and_repeats_are_masked(make_datase
 
 
 def test_real_negatives_of_he(shared_data):
-    import ncf  # noqa: PLC0415
+    import ncf
 
     dataset = ncf.prepare(shared_data / "ml-1m" / "ml-1m.train.rating.gz")
     exam = make_exam(dataset, "test", 99)

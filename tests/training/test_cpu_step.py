@@ -1,10 +1,13 @@
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from ncf import workers
 from ncf.model.dropout import drop_mask
 from ncf.model.neumf import NeuMF
 from ncf.training import cpu_step
-from ncf.training.cpu_step import CpuGradients
+from ncf.training.cpu_step import CpuGradients, cut_by_user
 from ncf.training.step import loss_sum
 
 SHAPES = [{}, {"factors": 0}, {"layers": ()}, {"factors": 5, "layers": (8, 6)}]
@@ -33,7 +36,10 @@ def small_micro_batches(monkeypatch):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("weighted", [False, True])
-def test_gradients_equal_autograd(shape, weighted):
+@pytest.mark.parametrize("cores", [1, 2, 3])
+def test_gradients_equal_autograd(shape, weighted, cores, monkeypatch):
+    monkeypatch.setattr(cpu_step, "worker_count", lambda: cores)
+    monkeypatch.setattr(workers, "worker_count", lambda: cores)
     model = make_model(shape, dropout=0.0)
     users, candidates = make_batch()
     weights = (torch.rand(77, 5) > 0.2).double() if weighted else None
@@ -60,12 +66,14 @@ def test_a_second_batch_starts_from_zero():
 def test_gradients_with_dropout_equal_autograd_under_the_same_masks(monkeypatch):
     """Autograd draws its masks layer by layer for the whole batch; one micro-batch draws the same ones."""
     monkeypatch.setattr(cpu_step, "MICRO_BATCH", 10_000)
+    monkeypatch.setattr(cpu_step, "worker_count", lambda: 1)
     model = make_model({}, dropout=0.5).train()
     users, candidates = make_batch()
     loss = CpuGradients(model, torch.float64)(users, candidates, None, torch.Generator().manual_seed(4))
     found = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
-    expected = loss_sum(model, users, candidates, None, torch.float64, torch.Generator().manual_seed(4))
+    seed = int(torch.randint(2**62, (), generator=torch.Generator().manual_seed(4)))
+    expected = loss_sum(model, users, candidates, None, torch.float64, torch.Generator().manual_seed(seed))
     expected.backward()
     torch.testing.assert_close(loss, expected.detach(), rtol=0, atol=1e-10)
     for gradient, parameter in zip(found, model.parameters(), strict=True):
@@ -82,3 +90,13 @@ def test_bf16_gradients_are_close_to_fp32s():
     exact, rounded = found[torch.float32], found[torch.bfloat16]
     assert not torch.equal(exact, rounded)
     assert torch.cosine_similarity(exact, rounded, dim=0) > 0.999
+
+
+@given(st.lists(st.integers(0, 5), max_size=30), st.integers(1, 5))
+def test_ranges_cover_the_batch_and_divide_no_user(users, pieces):
+    users = torch.tensor(sorted(users), dtype=torch.int64)
+    parts = cut_by_user(users, pieces)
+    assert len(parts) == pieces
+    assert torch.cat([users[part] for part in parts]).tolist() == users.tolist()
+    owners = [set(users[part].tolist()) for part in parts]
+    assert sum(map(len, owners)) == len(set(users.tolist()))

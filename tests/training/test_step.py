@@ -60,13 +60,13 @@ def test_the_first_loss_is_that_of_a_coin():
 
 def test_fp16_needs_a_gpu():
     with pytest.raises(InputError, match="fp16.*CUDA"):
-        check_precision(TrainConfig(precision="fp16"), CPU)
+        check_precision("fp16", CPU)
 
 
 @pytest.mark.skipif(has_fast_bf16(), reason="this CPU has bf16 products")
 def test_bf16_without_hardware_is_warned_of():
     with pytest.warns(NcfWarning, match="bf16"):
-        check_precision(TrainConfig(precision="bf16"), CPU)
+        check_precision("bf16", CPU)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

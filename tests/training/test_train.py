@@ -157,7 +157,7 @@ def test_eval_after_skips_early_evaluations(tmp_path, tiny):
 
 def test_the_test_split_is_looked_at_once(tmp_path, tiny, monkeypatch):
     looks = []
-    from ncf.training import train as module  # noqa: PLC0415
+    from ncf.training import train as module
 
     original = module.make_exam
     monkeypatch.setattr(module, "make_exam", lambda data, split, n: looks.append(split) or original(data, split, n))
@@ -202,7 +202,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_best(tmp_path, tin
 
 
 def test_two_trainers_on_one_directory(tmp_path, tiny):
-    from ncf.files import locked  # noqa: PLC0415
+    from ncf.files import locked
 
     with locked(tmp_path / ".lock", "somebody"), pytest.raises(InputError, match="in use by another `ncf train`"):
         train_into(tmp_path, tiny)

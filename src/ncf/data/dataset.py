@@ -18,11 +18,11 @@ from torch import Tensor
 
 from ncf.data.directory import check_output, is_marked, replace_directory
 from ncf.data.engine import connect, explain
+from ncf.data.negatives import NONE
 from ncf.data.parquet import read_parquet, read_parquet_metadata, write_parquet
 from ncf.errors import InputError
 
 FORMAT_VERSION = 1
-NONE = -1  # in an array of items: there is none
 KIND = "ncf dataset"  # what dataset.json says it belongs to
 MANIFEST = "dataset.json"
 TABLES = ("users", "items", "train", "heldout", "seen", "negatives")

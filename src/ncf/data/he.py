@@ -12,7 +12,7 @@ import duckdb
 import numpy as np
 
 from ncf.config import PrepareConfig
-from ncf.data.dataset import NONE
+from ncf.data.negatives import NONE
 from ncf.data.read import Ids, read_log
 from ncf.data.scan import open_scan
 from ncf.data.sources import GIVEN_SPLIT, Files

@@ -9,7 +9,8 @@ import copy
 import torch
 from torch import Tensor
 
-from ncf.data.dataset import NONE
+NONE = -1  # in an array of items: there is none
+MASK_CELLS = 2**26  # of the mask that says which numbers a user's draw has taken: 64 MiB
 
 
 class Untouched:
@@ -79,15 +80,30 @@ def evaluation_negatives(untouched: Untouched, users: Tensor, n: int, seed: int)
     number of processes. Where a user has fewer than `n` untouched items, all of them. Robert Floyd's algorithm
     (Bentley and Floyd, "Programming Pearls: a sample of brilliance", CACM 1987), all users at once.
     """
-    count = untouched.counts[users.long()]
-    chosen = torch.full((len(users), n), NONE, dtype=torch.int64, device=users.device)
+    numbers = torch.full((len(users), n), NONE, dtype=torch.int64, device=users.device)
+    counts = untouched.counts[users.long()]
+    step = max(1, MASK_CELLS // int(counts.max())) if len(users) and counts.max() else max(1, len(users))
+    for at in range(0, len(users), step):
+        part = slice(at, at + step)
+        numbers[part] = _floyd(users[part], counts[part], n, seed)
+    return untouched.item_at(users, numbers)
+
+
+def _floyd(users: Tensor, counts: Tensor, n: int, seed: int) -> Tensor:
+    """`n` distinct numbers below `counts` [B] for each of `users` [B]: [B, n], all of them where they are too few."""
+    width = max(1, int(counts.max()))
+    taken = torch.zeros(len(users), width, dtype=torch.bool, device=users.device)
+    chosen = torch.empty(len(users), n, dtype=torch.int64, device=users.device)
+    yes = torch.ones(len(users), 1, dtype=torch.bool, device=users.device)
     for i in range(n):
-        last = count - n + i  # Floyd's j: the numbers to choose from are 0 .. j
-        number = _hash(seed, users, i) % (last + 1).clamp(min=1)
-        taken = (chosen[:, :i] == number.unsqueeze(1)).any(1)
-        number = torch.where(taken, last, number)
-        chosen[:, i] = torch.where(count > n, number, torch.where(i < count, i, NONE))
-    return untouched.item_at(users, chosen)
+        last = (counts - n + i).clamp(min=0)  # Floyd's j: the numbers to choose from are 0 .. j
+        number = (_hash(seed, users, i) % (last + 1)).unsqueeze(1)
+        number = torch.where(taken.gather(1, number), last.unsqueeze(1), number)
+        taken.scatter_(1, number, yes)
+        chosen[:, i] = number.squeeze(1)
+    every = torch.arange(n, device=users.device)
+    few = torch.where(every < counts.unsqueeze(1), every, NONE)
+    return torch.where((counts > n).unsqueeze(1), chosen, few)
 
 
 def _signed(number: int) -> int:

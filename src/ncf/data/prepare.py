@@ -17,9 +17,10 @@ import numpy as np
 import torch
 
 from ncf.config import PrepareConfig
-from ncf.data.dataset import NONE, Dataset, check_dataset_output
+from ncf.data.dataset import Dataset, check_dataset_output
 from ncf.data.engine import connect
 from ncf.data.he import GivenSplit, find_split, read_split
+from ncf.data.negatives import NONE
 from ncf.data.read import Log, read_log
 from ncf.data.scan import Scan, open_scan
 from ncf.data.sources import Files, find_files, is_table, source_name
@@ -46,6 +47,7 @@ def prepare(
 
     Raises InputError where the source cannot be read or used, where an option is unknown or out of range, and where
     `output` holds something already (a dataset is replaced with `overwrite`); RunError where writing fails midway.
+    Memory grows with the rows, some 60 bytes each; what DuckDB needs beyond 2 GB it spills beside the output.
     Warns of users with a single interaction: they are trained on and never evaluated.
     """
     config = _with_options(config or PrepareConfig(), options)

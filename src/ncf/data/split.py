@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ncf.config import PrepareConfig
-from ncf.data.dataset import NONE
+from ncf.data.negatives import NONE
 from ncf.data.read import Log
 from ncf.errors import InputError
 

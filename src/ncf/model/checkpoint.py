@@ -29,7 +29,7 @@ from ncf.data.dataset import Dataset
 from ncf.errors import InputError, RunError
 from ncf.files import atomic_file
 from ncf.model.neumf import NeuMF
-from ncf.model.run_tables import read_dataset, table_names, write_dataset
+from ncf.model.run_tables import is_run_table, read_dataset, table_names, write_dataset
 
 FORMAT_VERSION = 1
 CONFIG = "config.json"
@@ -124,7 +124,10 @@ class Run:
         """Read tensors and state back. Raises InputError where they are absent, damaged or of another run."""
         path = self._file(name)
         if not path.exists():
-            raise InputError(f"{path} is missing: the run was stopped before its first epoch was saved; train it again")
+            raise InputError(
+                f"{path} is missing: the run was stopped before its first epoch was saved, or these weights were not "
+                "saved; train it again, or go on with --resume"
+            )
         try:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
@@ -156,14 +159,19 @@ class Run:
         with atomic_file(self.path / RESULT) as temporary:
             temporary.write_text(json.dumps({"run": self.fingerprint, **result}, indent=2) + "\n")
 
-    def load_result(self, epochs: int) -> dict[str, Any] | None:
-        """`result.json` of this run after that many epochs; None where there is none."""
+    def load_result(self, about: dict[str, Any]) -> dict[str, Any] | None:
+        """`result.json` of this run where it agrees with `about`; None where there is none."""
         try:
             result = json.loads((self.path / RESULT).read_text())
         except (OSError, ValueError):
             return None
-        same = isinstance(result, dict) and (result.get("run"), result.get("epochs")) == (self.fingerprint, epochs)
-        return result if same else None
+        if not isinstance(result, dict):
+            return None
+        return (
+            result
+            if all(result.get(key) == value for key, value in {"run": self.fingerprint, **about}.items())
+            else None
+        )
 
     def forget_result(self) -> None:
         """Remove `result.json`: the run goes on."""
@@ -197,9 +205,7 @@ def start_run(path: Path, config: TrainConfig, dataset: Dataset, *, resume: bool
             f"{path} holds a run already: go on with --resume, start anew with --overwrite, or choose "
             "another --checkpoint-dir"
         )
-    for file in sorted(
-        known_files(path), key=lambda file: file.name != CONFIG
-    ):  # config.json first: the run is gone at once
+    for file in _leftovers(path):
         file.unlink()
     return Run.create(path, config, dataset)
 
@@ -225,21 +231,23 @@ def load_weights(model: NeuMF, tensors: dict[str, Tensor], source: Path) -> None
     model.load_state_dict(tensors)
 
 
-def known_files(path: Path) -> list[Path]:
-    """The files of a run that are in `path`, temporary ones of a killed run included.
+def _leftovers(path: Path) -> list[Path]:
+    """What may be deleted to start a new run in `path`: the files of a run, whole or stopped while it began.
 
-    Raises InputError where there is anything else: the directory then serves another purpose.
+    Raises InputError where there is anything else, as the directory then serves another purpose.
     """
-    names = {CONFIG, METRICS, RESULT, LOCK, *table_names()} | {
-        f"{n}.safetensors" for n in (BEST, LAST, DEPLOY, DEPLOY_LAST)
-    }
-    known = []
+    weights = {f"{name}.safetensors" for name in (BEST, LAST, DEPLOY, DEPLOY_LAST)}
+    is_run = (path / CONFIG).exists()
+    found = []
     for file in path.iterdir():
-        if file.name in names or (file.name.startswith(".") and file.name.endswith(".tmp")):
-            known.append(file)
-        elif not file.name.startswith("events.out.tfevents"):
+        ours = file.name in table_names() and (is_run or is_run_table(file))
+        ours |= is_run and file.name in {CONFIG, METRICS, RESULT, *weights}
+        ours |= file.name.startswith(".") and file.name.endswith(".tmp")
+        if ours:
+            found.append(file)
+        elif file.name != LOCK and not (is_run and file.name.startswith("events.out.tfevents")):
             raise InputError(f"{path} holds something else than a run ({file.name}): choose another --checkpoint-dir")
-    return [file for file in known if file.name != LOCK]
+    return sorted(found, key=lambda file: file.name != CONFIG)  # config.json first: the run is gone at once
 
 
 def _read_config(path: Path) -> dict[str, Any]:

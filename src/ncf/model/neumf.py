@@ -125,7 +125,7 @@ class NeuMF(nn.Module):
             for layer in self.mlp[1:]:
                 hidden = self._activate(product(hidden, layer.weight, layer.bias, dtype), generator)
             weight = self.output.weight[:, self.factors :]
-            score = score + product(hidden, weight, None, dtype).squeeze(-1).to(score.dtype)
+            score = score + product(hidden, weight, None, score.dtype).squeeze(-1)  # 16 bits would make ties
         return score
 
     def forward(
@@ -159,7 +159,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) 
 
 def has_fast_bf16() -> bool:
     """Whether this CPU multiplies bf16 in hardware (AVX-512 or AMX), as oneDNN sees it."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return hasattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported") and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def check_widths(factors: int, layers: Sequence[int]) -> None:

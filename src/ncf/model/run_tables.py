@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ncf.data.dataset import NONE, Dataset
+from ncf.data.dataset import Dataset
+from ncf.data.negatives import NONE
 from ncf.data.parquet import read_parquet, read_parquet_metadata, write_parquet
 from ncf.errors import InputError
 from ncf.files import atomic_file
@@ -87,6 +88,14 @@ def read_dataset(directory: Path, name: str, seed: int, summary: dict[str, Any],
         negatives=negatives,
         summary=summary,
     )
+
+
+def is_run_table(path: Path) -> bool:
+    """Whether a file is a table that `write_dataset` wrote, of any run."""
+    try:
+        return "run" in read_parquet_metadata(path)
+    except InputError:
+        return False
 
 
 def _read(path: Path, run: str) -> dict[str, np.ndarray]:

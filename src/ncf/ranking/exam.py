@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ncf.data.dataset import NONE, Dataset
-from ncf.data.negatives import Untouched, evaluation_negatives
+from ncf.data.dataset import Dataset
+from ncf.data.negatives import NONE, Untouched, evaluation_negatives
 from ncf.errors import InputError, NcfWarning
 
 
 @dataclass(frozen=True)
 class Exam:
-    """E users, each with one held-out item, and what it is ranked with."""
+    """E users, at least one, each with one held-out item, and what it is ranked with."""
 
     split: str  # validation or test
     users: Tensor  # [E] int64, ascending
@@ -31,8 +31,8 @@ class Exam:
     def candidates(self) -> int:
         """The most items that a user's held-out item is ranked among, itself included."""
         if self.negatives is not None:
-            return self.negatives.shape[1] + 1
-        return int(self.untouched.counts[self.users].max()) + 1 if len(self.users) else 1
+            return int((self.negatives != NONE).sum(1).max()) + 1
+        return int(self.untouched.counts[self.users].max()) + 1
 
     @property
     def pairs(self) -> int:
@@ -75,6 +75,10 @@ def make_exam(dataset: Dataset, split: str, valid_negative: int | str) -> Exam:
         answerable = torch.ones_like(answerable)
     skipped = int((~answerable).sum())
     users = users[answerable]
+    if not len(users):
+        raise InputError(
+            f"0 of {skipped} users can be evaluated: each has touched every item, so none is left to rank with"
+        )
     exam = Exam(split, users, heldout[users].long(), untouched, None, "all untouched items", skipped)
     if skipped:
         _warn(f"{skipped} of {len(heldout)} users have touched every item and are not evaluated")
@@ -88,7 +92,9 @@ def make_exam(dataset: Dataset, split: str, valid_negative: int | str) -> Exam:
     if short:
         _warn(f"{short} of {len(users)} users have fewer than {n} untouched items: all of theirs are ranked")
     negatives = evaluation_negatives(untouched, users, n, dataset.seed).int()
-    return replace(exam, negatives=negatives, protocol=f"{n} untouched items drawn for each user")
+    return replace(
+        exam, negatives=negatives, protocol=f"{'up to ' * bool(short)}{n} untouched items drawn for each user"
+    )
 
 
 def _mask_given(negatives: Tensor, positives: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ above zero exactly where both let it through. docs/algorithms.md has the derivat
 Shapes: R = b * C samples in a micro-batch of b users, F factors, H widths of hidden layers.
 """
 
-from collections.abc import Iterator
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from ncf.model.dropout import drop_mask, keep_of_256
 from ncf.model.neumf import NeuMF, product
+from ncf.workers import spread, worker_count
 
 MICRO_BATCH = 8_192  # samples: some 256 floats each, twice, about fill a core's share of the cache
 
@@ -35,67 +36,101 @@ class CpuGradients:
 
     def __init__(self, model: NeuMF, dtype: torch.dtype = torch.float32) -> None:
         self.model, self.dtype = model, dtype
-        # What is kept of an activation is scaled by 256/keep; here the next layer's weights carry the factor.
-        self.scale = 256 / keep_of_256(model.dropout)
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
 
-    @torch.no_grad()
     def __call__(
         self, users: Tensor, candidates: Tensor, weights: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
-        """The loss sum over a batch; adds its gradient to the parameters' zeroed `.grad`.
+        """The loss sum over a batch; its gradient replaces what the parameters' `.grad` held.
 
-        `users` [B] (fastest when sorted), `candidates` [B, C] with the positive in column 0, `weights` [B, C] or
-        None for all 1; `generator` draws the dropout.
+        `users` [B], ascending; `candidates` [B, C] with the positive in column 0; `weights` [B, C], or None for all
+        1; `generator` seeds the dropout. Each core takes a range of users, so no two write to one user's gradient,
+        and sums the rest into buffers of its own; those are added in a fixed order.
         """
         model = self.model
-        torch._foreach_zero_([_grad(parameter) for parameter in model.parameters()])
-        with torch.enable_grad():
-            table = model.item_table(self.dtype)
-        batch = _Batch(self, table.detach())
-        loss = torch.zeros((), dtype=torch.float64)
-        for part in _micro_batches(users, candidates, weights):
-            loss += batch.add(*part, generator)
-        batch.finish()
-        torch.autograd.backward(table, batch.table_grad)  # through the projection, once
-        return loss
+        table = model.item_table(self.dtype)
+        with torch.no_grad():
+            torch._foreach_zero_([_grad(parameter) for parameter in model.parameters()])
+            pieces = [
+                (_Piece(model, self.dtype, table.detach()), part, _new_seed(generator))
+                for part in cut_by_user(users, worker_count())
+            ]
+            losses = spread(lambda one: one[0].run(users, candidates, weights, one[1], one[2]), pieces)
+            table_grad = pieces[0][0].finish()
+            for piece, _, _ in pieces[1:]:
+                table_grad += piece.finish()
+        torch.autograd.backward(table, table_grad)  # through the projection, once
+        return torch.stack(losses).sum()
 
 
-def _micro_batches(
-    users: Tensor, candidates: Tensor, weights: Tensor | None
-) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-    step = max(1, MICRO_BATCH // candidates.shape[1])
-    for at in range(0, len(users), step):
-        part = slice(at, at + step)
-        yield users[part], candidates[part], None if weights is None else weights[part]
+def cut_by_user(users: Tensor, pieces: int) -> list[slice]:
+    """Ranges of about equal length that cover ascending `users` [B], none of them dividing a user."""
+    cuts = [0]
+    for k in range(1, pieces):
+        near = len(users) * k // pieces
+        cuts.append(int(torch.searchsorted(users, users[near - 1 : near], right=True)) if near else 0)
+    cuts.append(len(users))
+    return [slice(a, b) for a, b in itertools.pairwise(cuts)]
 
 
-class _Batch:
-    """What the micro-batches of one batch share."""
+def _new_seed(generator: torch.Generator | None) -> int:
+    return 0 if generator is None else int(torch.randint(2**62, (), generator=generator))
 
-    def __init__(self, owner: CpuGradients, table: Tensor) -> None:
-        model = owner.model
-        self.model, self.dtype, self.scale = model, owner.dtype, owner.scale
+
+class _Piece:
+    """One core's share of a batch: micro-batches one after another, gradients into buffers of its own."""
+
+    def __init__(self, model: NeuMF, dtype: torch.dtype, table: Tensor) -> None:
+        self.model, self.dtype = model, dtype
         self.table, self.table_grad = table, torch.zeros_like(table)
+        # What dropout keeps of an activation is scaled by 256/keep; here the next layer's weights carry the factor.
+        self.dropout = model.dropout if model.training else 0.0
+        self.scale = 256 / keep_of_256(self.dropout)
         self.hidden = [
-            _Hidden((layer.weight * self.scale).to(self.dtype), layer.bias, _grad(layer.weight), _grad(layer.bias))
+            _Hidden(
+                (layer.weight * self.scale).to(dtype),
+                layer.bias,
+                torch.zeros_like(layer.weight),
+                torch.zeros_like(layer.bias),
+            )
             for layer in model.mlp[1:]
         ]
         self.output = model.output.weight[0].clone()  # [F + H]
         self.output[model.factors :] *= self.scale
-        self.output_grad = torch.zeros_like(self.output)
+        self.output_grad, self.bias_grad = torch.zeros_like(self.output), torch.zeros_like(model.output.bias)
+        if model.layers:
+            self.first_grad = torch.zeros_like(model.mlp[0].weight[:, : model.layers[0] // 2])
+            self.first_bias_grad = torch.zeros_like(model.mlp[0].bias)
 
-    def finish(self) -> None:
-        """Turn gradients of the scaled weights into those of the weights."""
-        for layer in self.hidden:
-            layer.weight_grad.mul_(self.scale)
-        self.output_grad[self.model.factors :] *= self.scale
-        _grad(self.model.output.weight)[0].copy_(self.output_grad)
+    def run(self, users: Tensor, candidates: Tensor, weights: Tensor | None, part: slice, seed: int) -> Tensor:
+        """The loss sum of the rows in `part`; `seed` fixes their dropout."""
+        generator = torch.Generator().manual_seed(seed)
+        loss = torch.zeros((), dtype=torch.float64)
+        step = max(1, MICRO_BATCH // candidates.shape[1])
+        for at in range(part.start, part.stop, step):
+            rows = slice(at, min(at + step, part.stop))
+            loss += self.add(users[rows], candidates[rows], None if weights is None else weights[rows], generator)
+        return loss
 
-    def add(
-        self, users: Tensor, candidates: Tensor, weights: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def finish(self) -> Tensor:
+        """Add the gradients to the parameters', those of scaled weights turned into those of the weights.
+
+        Returns the gradient of the item table, [I, F + H].
+        """
+        model = self.model
+        for layer, own in zip(model.mlp[1:], self.hidden, strict=True):
+            _grad(layer.weight).add_(own.weight_grad, alpha=self.scale)
+            _grad(layer.bias).add_(own.bias_grad)
+        if model.layers:
+            _grad(model.mlp[0].weight)[:, : self.first_grad.shape[1]] += self.first_grad
+            _grad(model.mlp[0].bias).add_(self.first_bias_grad)
+        self.output_grad[model.factors :] *= self.scale
+        _grad(model.output.weight)[0] += self.output_grad
+        _grad(model.output.bias).add_(self.bias_grad)
+        return self.table_grad
+
+    def add(self, users: Tensor, candidates: Tensor, weights: Tensor | None, generator: torch.Generator) -> Tensor:
         """The loss sum of a micro-batch; adds its gradients."""
         factors = self.model.factors
         user = functional.embedding(users, self.model.user_embedding)  # [b, D]
@@ -108,18 +143,18 @@ class _Batch:
         if self.model.layers:
             activations = self._forward(user[:, factors:], item[..., factors:], generator)
             top = activations[-1]
-            logits = logits + product(top, self.output[None, factors:], None, self.dtype).view(candidates.shape)
+            logits = logits + (top.to(self.output.dtype) @ self.output[factors:]).view(candidates.shape)
         loss, logit_grad = _loss_and_grad(logits, weights)
         if factors:
             self._gmf_backward(user, item, weighted, logit_grad, user_grad, item_grad)
         if self.model.layers:
             self._mlp_backward(user, activations, logit_grad, user_grad, item_grad)
-        _grad(self.model.output.bias).add_(logit_grad.sum())
+        self.bias_grad += logit_grad.sum()
         _grad(self.model.user_embedding).index_add_(0, users, user_grad)
         self.table_grad.index_add_(0, candidates.flatten(), item_grad.flatten(0, 1))
         return loss
 
-    def _forward(self, user: Tensor, item: Tensor, generator: torch.Generator | None) -> list[Tensor]:
+    def _forward(self, user: Tensor, item: Tensor, generator: torch.Generator) -> list[Tensor]:
         """Activations of every hidden layer, [R, H] each, without dropout's scale."""
         first = self.model.mlp[0]
         projection = product(user, first.weight[:, : user.shape[1]], first.bias, self.dtype)
@@ -130,11 +165,11 @@ class _Batch:
             activations.append(hidden)
         return activations
 
-    def _activate(self, hidden: Tensor, generator: torch.Generator | None) -> Tensor:
+    def _activate(self, hidden: Tensor, generator: torch.Generator) -> Tensor:
         hidden.relu_()
-        if self.scale == 1 or not self.model.training:
+        if self.scale == 1:
             return hidden
-        return hidden.mul_(drop_mask(hidden.shape, self.model.dropout, generator))
+        return hidden.mul_(drop_mask(hidden.shape, self.dropout, generator))
 
     def _gmf_backward(
         self, user: Tensor, item: Tensor, weighted: Tensor, logit_grad: Tensor, user_grad: Tensor, item_grad: Tensor
@@ -149,9 +184,9 @@ class _Batch:
         self, user: Tensor, activations: list[Tensor], logit_grad: Tensor, user_grad: Tensor, item_grad: Tensor
     ) -> None:
         factors = self.model.factors
-        column = logit_grad.flatten().unsqueeze(1).to(self.dtype)  # [R, 1]
-        self.output_grad[factors:] += product(activations[-1].T, column.T, None, self.dtype).squeeze(1)
-        grad = column * self.output[factors:].to(self.dtype)
+        flat = logit_grad.flatten()  # [R]
+        self.output_grad[factors:] += activations[-1].to(flat.dtype).T @ flat
+        grad = torch.outer(flat, self.output[factors:]).to(self.dtype)
         for layer, above, below in zip(
             reversed(self.hidden), reversed(activations[1:]), reversed(activations[:-1]), strict=True
         ):
@@ -164,8 +199,8 @@ class _Batch:
         projection_grad = grad.sum(1, dtype=user.dtype)  # [b, H]
         first = self.model.mlp[0]
         half = user.shape[1] - factors
-        _grad(first.weight)[:, :half] += projection_grad.T @ user[:, factors:]
-        _grad(first.bias).add_(projection_grad.sum(0))
+        self.first_grad += projection_grad.T @ user[:, factors:]
+        self.first_bias_grad += projection_grad.sum(0)
         user_grad[:, factors:] = projection_grad @ first.weight[:, :half]
 
 

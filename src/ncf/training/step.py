@@ -40,14 +40,14 @@ def loss_sum(
     return (loss * weights).sum() - (logits[:, 0] * weights[:, 0]).sum()
 
 
-def check_precision(config: TrainConfig, device: torch.device) -> None:
-    """Raise InputError where the device cannot train in the precision; warn where that is no faster than fp32."""
-    if config.precision == "fp16" and device.type != "cuda":
+def check_precision(precision: str, device: torch.device) -> None:
+    """Raise InputError where the device cannot compute in the precision; warn where that is no faster than fp32."""
+    if precision == "fp16" and device.type != "cuda":
         raise InputError(
             f"--precision fp16 (--fp16) needs a CUDA device, as its small range needs loss scaling on the device: "
             f"got device {device}; use --precision bf16 or fp32"
         )
-    if config.precision == "bf16" and device.type == "cpu" and not has_fast_bf16():
+    if precision == "bf16" and device.type == "cpu" and not has_fast_bf16():
         warnings.warn(
             "this CPU has no bf16 products (AVX-512 or AMX): --precision bf16 gives bf16's rounding without its "
             "speed; use fp32",
@@ -111,15 +111,21 @@ class Step:
 
 
 def wants_compile(config: TrainConfig, device: torch.device) -> bool:
-    """Whether to compile the step: as asked, else on a GPU where there is a C compiler.
-
-    Raises InputError where it is asked for and cannot be.
-    """
-    has_compiler = any(shutil.which(name) for name in ("cc", "gcc", "clang"))
-    if config.compile and not has_compiler:
-        raise InputError("--compile (--xla) needs a C compiler, and none of cc, gcc and clang was found: install one")
+    """Whether to compile the step: as asked, else on a GPU where there is a C compiler."""
     if config.compile is not None:
         return config.compile
-    if device.type == "cuda" and not has_compiler:
-        warnings.warn("no C compiler was found, so the step is not compiled and slower", NcfWarning, stacklevel=3)
-    return device.type == "cuda" and has_compiler
+    return device.type == "cuda" and _has_compiler()
+
+
+def check_compile(config: TrainConfig, device: torch.device) -> None:
+    """Raise InputError where compiling is asked for and cannot be; warn where a GPU goes without."""
+    if _has_compiler():
+        return
+    if config.compile:
+        raise InputError("--compile (--xla) needs a C compiler, and none of cc, gcc and clang was found: install one")
+    if config.compile is None and device.type == "cuda":
+        warnings.warn("no C compiler was found, so the step is not compiled and slower", NcfWarning, stacklevel=2)
+
+
+def _has_compiler() -> bool:
+    return any(shutil.which(name) for name in ("cc", "gcc", "clang"))

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from ncf.config import RunConfig, TrainConfig
-from ncf.data.dataset import NONE, Dataset
+from ncf.data.dataset import Dataset
+from ncf.data.negatives import NONE
 from ncf.device import pick_device
 from ncf.errors import InputError, RunError
 from ncf.files import locked
@@ -32,7 +33,7 @@ from ncf.report import (
     test_line,
 )
 from ncf.training.batches import batch_size_of
-from ncf.training.step import check_precision, wants_compile
+from ncf.training.step import check_compile, check_precision
 from ncf.training.trainer import Trainer
 
 Log = Callable[[str], None]
@@ -72,10 +73,9 @@ def train(
     path = Path(run.checkpoint_dir or f"runs/{dataset.name}")
     try:
         path.mkdir(parents=True, exist_ok=True)
-        lock = locked(path / LOCK, "another `ncf train`")
     except OSError as error:
         raise InputError(f"--checkpoint-dir {path} cannot be used: {error.strerror}; choose another") from None
-    with lock:
+    with locked(path / LOCK, "another `ncf train`"):
         stored = start_run(path, config, dataset, resume=run.resume, overwrite=run.overwrite)
         return _Session(stored, config, run, device, exam, progress, log).go()
 
@@ -89,8 +89,8 @@ def _check(config: TrainConfig, run: RunConfig, dataset: Dataset, device: torch.
     if config.select_on == "last" and (config.target is not None or config.patience):
         raise InputError("--target and --patience need epochs that are evaluated: they do not go with --select-on last")
     check_widths(config.factors, config.layers)
-    check_precision(config, device)
-    wants_compile(config, device)
+    check_precision(config.precision, device)
+    check_compile(config, device)
     batch_size_of(config, dataset.n_train)
 
 
@@ -116,7 +116,7 @@ class _Session:
         self.stored, self.dataset, self.config, self.run = stored, stored.dataset, config, run
         self.device, self.progress, self.log = device, progress, log
         self.exam = exam and exam.to(device)
-        self.metrics = MetricsLog(stored.path / METRICS, config.topk)
+        self.metrics = MetricsLog(stored.path / METRICS, config.topk, stored.fingerprint)
 
     def go(self) -> TrainResult:
         """Train what is left to train, and close."""
@@ -222,10 +222,11 @@ class _Session:
 
     def _close(self, history: list[EpochRecord], best: EpochRecord) -> TrainResult:
         """Print the closing block, the test line and what they mean; the same again on a finished run."""
-        result = self.stored.load_result(len(history))
+        about = {"epochs": len(history), "target": self.config.target}
+        result = self.stored.load_result(about)
         if result is None:
             lines, test = self._judge(history, best)
-            result = {"epochs": len(history), "best_epoch": best.epoch, "test": test, "lines": lines}
+            result = {**about, "best_epoch": best.epoch, "test": test, "lines": lines}
             self.stored.save_result(result)
         for line in result["lines"]:
             self.log(line)
@@ -248,7 +249,12 @@ class _Session:
         if not bool((self.dataset.test_items != NONE).any()):
             return [*lines, "No user has a test item, so there is no test score"], None
         exam = make_exam(self.dataset, "test", self.config.valid_negative).to(self.device)
-        model, _ = self.stored.load_model(BEST)
+        model, state = self.stored.load_model(BEST)
+        if state["epoch"] != best.epoch:  # stopped between best and last, then resumed with fewer epochs
+            raise InputError(
+                f"{self.stored.path} holds the weights of epoch {state['epoch']} as the best, and the best of epochs 1 "
+                f"to {len(history)} is {best.epoch}: resume with --epochs {state['epoch']} or more"
+            )
         start = time.perf_counter()
         found = self._evaluate(NeuralScorer(model.to(self.device)), exam)
         seconds = time.perf_counter() - start

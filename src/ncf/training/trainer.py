@@ -37,6 +37,7 @@ class Trainer:
         pad = wants_compile(config, device)
         self.batches = Batches(users.to(device), items.to(device), model.n_users, model.n_items, config, pad=pad)
         self.step = Step(self.model, config)
+        self.samples = 0  # of the last epoch: interactions and their negatives
 
     def epoch(self, number: int, *, progress: bool = False) -> float:
         """Train epoch `number` (from 1); the mean loss of a sample.
@@ -67,12 +68,8 @@ class Trainer:
                 f"the loss is not finite in epoch {number}, step {int(bad[0]) + 1} of {len(steps)}: "
                 f"try a lower --learning-rate than {self.config.learning_rate:g}"
             )
+        self.samples = samples
         return steps.sum().item() / samples
-
-    @property
-    def samples(self) -> int:
-        """Samples that an epoch trains on: interactions and their negatives."""
-        return len(self.batches.users) * (1 + self.config.negative_samples)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that the next epoch depends on: tensors, and values that JSON can hold."""
