@@ -32,6 +32,7 @@ def make_batch(rows: int = 77) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.fixture(autouse=True)
 def small_micro_batches(monkeypatch):
     monkeypatch.setattr(cpu_step, "MICRO_BATCH", 64)  # so that a batch is several, the last one shorter
+    monkeypatch.setattr(cpu_step, "SMALLEST_PIECE", 1)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -18,6 +18,7 @@ from ncf.model.dropout import drop_mask, keep_of_256
 from ncf.model.neumf import NeuMF, product
 from ncf.workers import spread, worker_count
 
+SMALLEST_PIECE = 1_024  # samples
 MICRO_BATCH = 8_192  # samples: some 256 floats each, twice, about fill a core's share of the cache
 
 
@@ -54,7 +55,7 @@ class CpuGradients:
             torch._foreach_zero_([_grad(parameter) for parameter in model.parameters()])
             pieces = [
                 (_Piece(model, self.dtype, table.detach()), part, _new_seed(generator))
-                for part in cut_by_user(users, worker_count())
+                for part in cut_by_user(users, self._pieces(candidates.numel()))
             ]
             losses = spread(lambda one: one[0].run(users, candidates, weights, one[1], one[2]), pieces)
             table_grad = pieces[0][0].finish()
@@ -62,6 +63,10 @@ class CpuGradients:
                 table_grad += piece.finish()
         torch.autograd.backward(table, table_grad)  # through the projection, once
         return torch.stack(losses).sum()
+
+    def _pieces(self, samples: int) -> int:
+        """One a core, but none too small to be worth a thread's while."""
+        return max(1, min(worker_count(), samples // SMALLEST_PIECE))
 
 
 def cut_by_user(users: Tensor, pieces: int) -> list[slice]:
