@@ -68,7 +68,6 @@ def test_what_is_not_a_log(log, content, match):
         ("2,  ,3,4", r"the item's id \(column 'movieId'\) is blank: '2,  ,3,4'"),
         ('2,"",3,4', r"the item's id \(column 'movieId'\) is blank"),
         ("2,7,good,4", r"the rating \(column 'rating'\) is not a number: '2,7,good,4'"),
-        ("2,7,,4", r"the rating \(column 'rating'\) is not a number: '2,7,,4'"),
         ("2,7,nan,4", r"the rating \(column 'rating'\) is not a number"),
         ("2,7,3,yesterday", r"the time \(column 'timestamp'\) is not a number or an ISO date: '2,7,3,yesterday'"),
         ("2,7,3,", r"the time \(column 'timestamp'\) is not a number or an ISO date"),
@@ -82,6 +81,12 @@ def test_a_bad_row_is_named(log, row, match, place):
     lines.insert(place, row)
     path = log("\n".join(lines) + "\n")
     refused(path, rf"log\.csv, line {place + 1}: {match}.*--on-bad-rows skip")
+
+
+def test_a_blank_rating_counts_only_where_ratings_do(log):
+    path = log(GOOD + "2,7,,4\n")
+    assert prepare(path, min_ratings=1).summary["bad_rows"] == 0
+    refused(path, r"the rating \(column 'rating'\) is not a number: '2,7,,4'", min_value=1)
 
 
 def test_bad_rows_can_be_skipped_and_are_counted(log):
@@ -112,7 +117,7 @@ def test_bad_rows_of_other_forms(tmp_path):
     refused(path, r"line 3: the time \(column 4\) is not a number or an ISO date: '1::3::3::soon'")
     path = tmp_path / "log.parquet"
     duckdb.execute(f"COPY (SELECT * FROM (VALUES (1, 2, 'x'), (1, 3, '5')) AS t(user_id, item_id, rating)) TO '{path}'")
-    refused(path, r"log\.parquet, row 1: the rating \(column 'rating'\) is not a number")
+    refused(path, r"log\.parquet, row 1: the rating \(column 'rating'\) is not a number", min_value=1)
     two = tmp_path / "part-1.csv", tmp_path / "part-2.csv"
     two[0].write_text(GOOD)
     two[1].write_text(GOOD + "1,2,3\n")

@@ -287,3 +287,18 @@ def _write(path, content):
 )
 def test_source_names(source, name):
     assert source_name(source) == name
+
+
+def test_a_first_row_with_a_number_is_data_even_beside_a_known_word(tmp_path):
+    path = tmp_path / "log.tsv"
+    path.write_text("u1\tbook\t5\nu1\tfilm\t4\nu2\tbook\t3\nu2\tfilm\t1\n")
+    dataset = prepare(path, min_ratings=1)
+    assert dataset.summary["rows_read"] == 4
+    assert dataset.item_ids.tolist() == ["book", "film"]
+
+
+def test_a_json_array_is_told_from_json_lines(tmp_path):
+    path = tmp_path / "log.json"
+    path.write_text('[\n{"user_id": 1, "item_id": 2}]')
+    with pytest.raises(InputError, match="one JSON array: write it as JSON lines"):
+        prepare(path)

@@ -23,7 +23,7 @@ def test_mean_and_variance_are_those_of_inverted_dropout(dropout):
 
 
 def test_bytes_of_a_draw_are_independent():
-    mask = drop_mask(torch.Size([80_000]), 0.5, torch.Generator().manual_seed(0)).float().view(-1, 8)
+    mask = drop_mask(torch.Size([80_000]), 0.5, torch.Generator().manual_seed(0)).view(-1, 8)
     correlation = torch.corrcoef(mask.T) - torch.eye(8)
     assert correlation.abs().max() < 5 / math.sqrt(10_000)
     assert (mask.mean(0) - 0.5).abs().max() < 5 * 0.5 / math.sqrt(10_000)
@@ -37,3 +37,12 @@ def test_the_generator_fixes_the_mask():
 def test_no_dropout_changes_nothing():
     x = torch.randn(4, 4)
     assert drop(x, 0.0, None) is x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dropout", [0.01, 0.5, 0.75, 0.99])
+def test_the_arithmetic_compares_every_byte_right(dtype, dropout, monkeypatch):
+    every_byte = torch.arange(256, dtype=torch.uint8).view(torch.int64)
+    monkeypatch.setattr(torch.Tensor, "random_", lambda self, *_, **__: self.copy_(every_byte))
+    expected = torch.arange(256) < keep_of_256(dropout)
+    assert torch.equal(drop_mask(torch.Size([256]), dropout, None, dtype), expected.to(dtype))

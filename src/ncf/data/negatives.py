@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 NONE = -1  # in an array of items: there is none
-MASK_CELLS = 2**26  # of the mask that says which numbers a user's draw has taken: 64 MiB
+CHUNK = 2**17  # evaluation negatives drawn at a time, so that what each is compared with stays in the cache
 
 
 class Untouched:
@@ -80,9 +80,9 @@ def evaluation_negatives(untouched: Untouched, users: Tensor, n: int, seed: int)
     number of processes. Where a user has fewer than `n` untouched items, all of them. Robert Floyd's algorithm
     (Bentley and Floyd, "Programming Pearls: a sample of brilliance", CACM 1987), all users at once.
     """
-    numbers = torch.full((len(users), n), NONE, dtype=torch.int64, device=users.device)
+    numbers = torch.empty(len(users), n, dtype=torch.int64, device=users.device)
     counts = untouched.counts[users.long()]
-    step = max(1, MASK_CELLS // int(counts.max())) if len(users) and counts.max() else max(1, len(users))
+    step = max(1, CHUNK // n)
     for at in range(0, len(users), step):
         part = slice(at, at + step)
         numbers[part] = _floyd(users[part], counts[part], n, seed)
@@ -91,19 +91,14 @@ def evaluation_negatives(untouched: Untouched, users: Tensor, n: int, seed: int)
 
 def _floyd(users: Tensor, counts: Tensor, n: int, seed: int) -> Tensor:
     """`n` distinct numbers below `counts` [B] for each of `users` [B]: [B, n], all of them where they are too few."""
-    width = max(1, int(counts.max()))
-    taken = torch.zeros(len(users), width, dtype=torch.bool, device=users.device)
-    chosen = torch.empty(len(users), n, dtype=torch.int64, device=users.device)
-    yes = torch.ones(len(users), 1, dtype=torch.bool, device=users.device)
-    for i in range(n):
-        last = (counts - n + i).clamp(min=0)  # Floyd's j: the numbers to choose from are 0 .. j
-        number = (_hash(seed, users, i) % (last + 1)).unsqueeze(1)
-        number = torch.where(taken.gather(1, number), last.unsqueeze(1), number)
-        taken.scatter_(1, number, yes)
-        chosen[:, i] = number.squeeze(1)
-    every = torch.arange(n, device=users.device)
-    few = torch.where(every < counts.unsqueeze(1), every, NONE)
-    return torch.where((counts > n).unsqueeze(1), chosen, few)
+    place = torch.arange(n, device=users.device)
+    last = (counts.unsqueeze(1) - n + place).clamp(min=0)  # Floyd's j: the numbers to choose from are 0 .. j
+    last, number = last.T.int().contiguous(), (_hash(seed, users, n) % (last + 1)).T.int().contiguous()  # [n, B]
+    for i in range(1, n):
+        taken = (number[:i] == number[i]).any(0)
+        number[i] = torch.where(taken, last[i], number[i])
+    every = torch.where(place < counts.unsqueeze(1), place, NONE)
+    return torch.where((counts > n).unsqueeze(1), number.T.long(), every)
 
 
 def _signed(number: int) -> int:
@@ -118,9 +113,10 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ ((x >> 31) & ((1 << 33) - 1))
 
 
-def _hash(seed: int, users: Tensor, i: int) -> Tensor:
-    """A number from 0 to 2**63 - 1 for each of `users` [B], from (seed, user, i) alone."""
+def _hash(seed: int, users: Tensor, n: int) -> Tensor:
+    """Numbers from 0 to 2**63 - 1 for `users` [B]: [B, n], each from (seed, user, place) alone."""
     step = 0x9E3779B97F4A7C15
     start = _mix(torch.full_like(users, _signed(seed + step), dtype=torch.int64))
     per_user = _mix(start + (users.long() + 1) * _signed(step))
-    return _mix(per_user + _signed((i + 1) * step)) & ((1 << 63) - 1)
+    places = torch.arange(1, n + 1, device=users.device) * _signed(step)
+    return _mix(per_user.unsqueeze(1) + places) & ((1 << 63) - 1)

@@ -170,7 +170,8 @@ def _titles(item_ids: np.ndarray, config: PrepareConfig, files: Files | None) ->
     if path is None:
         return None, None
     titles = find_titles(path, item_ids, asked=config.item_names is not None)
-    return titles, None if titles is None else str(path)
+    made = files is not None and path == files.titles and bool(files.labels)  # unpacked, or synthetic
+    return titles, None if titles is None else files.labels[0] if files and made else str(path)
 
 
 def _rules(config: PrepareConfig) -> dict[str, Any]:

@@ -76,14 +76,14 @@ def _read(con: duckdb.DuckDBPyConnection, scan: Scan, config: PrepareConfig, enc
             log = replace(log, bad_rows=log.bad_rows + rejected)
             break
     if log is not None and log.bad_rows and strict:
-        explain_bad_row(con, scan, encoding, " OR ".join((_nonsense(scan), *map(_blank, ("user", "item")))))
+        explain_bad_row(con, scan, encoding, " OR ".join((_nonsense(scan, extras), *map(_blank, ("user", "item")))))
     return log
 
 
-def _nonsense(scan: Scan) -> str:
-    """SQL: whether a row's value or time cannot be read."""
-    checked = [role for role in ("value", "time") if role in scan.kinds]
-    return " OR ".join(f"{role} IS NULL OR NOT isfinite({role}::DOUBLE)" for role in checked) or "false"
+def _nonsense(scan: Scan, extras: list[str]) -> str:
+    """SQL: whether a row's time or value cannot be read, or is blank (which a value may be where it is not used)."""
+    wrong = [f"COALESCE(NOT isfinite({role}::DOUBLE), false)" for role in ("value", "time") if role in scan.kinds]
+    return " OR ".join(wrong + [f"{role} IS NULL" for role in extras]) or "false"
 
 
 def _blank(role: str) -> str:
@@ -94,7 +94,7 @@ def _read_integers(con: duckdb.DuckDBPyConnection, relation: str, scan: Scan, ex
     """The log, in one pass; None where an id is blank or not the plain spelling of an int64."""
     ids = ", ".join(f"{_integer(role, scan.kinds[role])} AS {role}" for role in ("user", "item"))
     rest = "".join(f", COALESCE({role}, 0) AS {role}" for role in extras)
-    query = f"SELECT {ids}, {_nonsense(scan)} AS bad{rest} FROM {relation}"
+    query = f"SELECT {ids}, {_nonsense(scan, extras)} AS bad{rest} FROM {relation}"
     columns = con.execute(query).fetchnumpy()
     if any(isinstance(columns[role], np.ma.MaskedArray) for role in ("user", "item")):
         return None
@@ -133,7 +133,7 @@ def _read_text(con: duckdb.DuckDBPyConnection, relation: str, scan: Scan, extras
     """The log, with ids as they are spelled; as integers where all of a column are the plain spelling of an int64."""
     ids = ", ".join(f"NULLIF(trim({role}::VARCHAR, {BLANKS}), '') AS {role}" for role in ("user", "item"))
     rest = "".join(f", COALESCE({role}, 0) AS {role}" for role in extras)
-    bad = " OR ".join((_nonsense(scan), *map(_blank, ("user", "item"))))
+    bad = " OR ".join((_nonsense(scan, extras), *map(_blank, ("user", "item"))))
     query = f"SELECT {ids}, {bad} AS bad{rest} FROM {relation}"
     con.execute(f"CREATE OR REPLACE TEMP TABLE log AS {query}")
     (bad_rows,) = con.execute("SELECT count(*) FROM log WHERE bad").fetchall()[0]

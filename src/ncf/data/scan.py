@@ -116,6 +116,8 @@ def open_scan(con: duckdb.DuckDBPyConnection, files: Files | None, table: Any, c
     if parquet:
         return _typed(con, "parquet", files, f"read_parquet({file_list(files.logs)})", config)
     start = read_bytes(files.logs[0], 1 << 10).removeprefix(b"\xef\xbb\xbf").lstrip()
+    if start.startswith(b"[") and start[1:].lstrip().startswith(b"{"):
+        raise InputError(f"{files.label(files.logs[0])} is one JSON array: write it as JSON lines, an object a line")
     return _json(files, config) if start.startswith(b"{") else _text(files, config)
 
 

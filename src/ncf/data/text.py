@@ -144,10 +144,10 @@ def has_header(first: tuple[str, ...], config: PrepareConfig, path: Path) -> boo
         return config.header
     if named and all(find_column(name, first) is not None for name in named):
         return True
-    if any(is_known(cell) for cell in first):
-        return True
     if any(is_number(cell) or is_date(cell) for cell in first):
         return False
+    if any(is_known(cell) for cell in first):
+        return True
     raise InputError(
         f"{path}: cannot tell whether the first line {', '.join(first)[:80]!r} names the columns: say --no-header, or"
         " name the columns with --user-column and --item-column"

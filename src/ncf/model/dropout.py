@@ -10,13 +10,17 @@ def keep_of_256(dropout: float) -> int:
     return max(1, round((1 - dropout) * 256))
 
 
-def drop_mask(shape: torch.Size, dropout: float, generator: torch.Generator | None) -> Tensor:
-    """A boolean mask of `shape` on the CPU; each element is kept with probability `keep_of_256(dropout) / 256`.
+def drop_mask(
+    shape: torch.Size, dropout: float, generator: torch.Generator | None, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """A mask of 0 and 1 of `shape` on the CPU; each element is 1 with probability `keep_of_256(dropout) / 256`.
 
-    One 64-bit draw serves eight elements, so a mask costs an eighth of a draw an element.
+    One 64-bit draw serves eight elements, so a mask costs an eighth of a draw an element. The comparison of a byte
+    with the bound is arithmetic (every byte is exact in 16 bits), as torch compares bytes some five times slower.
     """
     words = torch.empty((shape.numel() + 7) // 8, dtype=torch.int64).random_(-(2**63), None, generator=generator)
-    return (words.view(torch.uint8)[: shape.numel()] < keep_of_256(dropout)).view(shape)
+    drawn = words.view(torch.uint8)[: shape.numel()].view(shape)
+    return torch.rsub(drawn.to(dtype), keep_of_256(dropout)).clamp_(0, 1)  # 1 where the byte is below the bound
 
 
 def drop(x: Tensor, dropout: float, generator: torch.Generator | None) -> Tensor:
@@ -30,4 +34,4 @@ def drop(x: Tensor, dropout: float, generator: torch.Generator | None) -> Tensor
     if x.device.type != "cpu":
         return functional.dropout(x, dropout)
     scale = 256 / keep_of_256(dropout)
-    return x * drop_mask(x.shape, dropout, generator).to(x.dtype).mul_(scale)
+    return x * drop_mask(x.shape, dropout, generator, x.dtype).mul_(scale)

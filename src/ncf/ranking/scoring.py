@@ -3,6 +3,7 @@
 Everything that ranks (evaluation, recommendation) goes through a `Scorer`, so that there is one scoring path.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from ncf.model.neumf import NeuMF
+from ncf.workers import spread
 
-CHUNK = 16_384  # user-item pairs scored at a time
+CHUNK = 4_096  # user-item pairs scored at a time
 
 
 class Scorer(Protocol):
@@ -25,40 +27,52 @@ class Scorer(Protocol):
 
 
 class NeuralScorer:
-    """Scores of a trained network, as logits; the item side of the first layer is computed once, here."""
+    """Scores of a trained network, as logits; the item side of the first layer is computed once, here.
+
+    On a CPU each core takes chunks of its own.
+    """
 
     def __init__(self, model: NeuMF, dtype: torch.dtype = torch.float32) -> None:
         self.model, self.dtype = model.eval(), dtype
         with torch.no_grad():
             self.table = model.item_table(dtype)
 
-    @torch.no_grad()
     def score(self, users: Tensor, items: Tensor) -> Tensor:
         """Scores [B, C] of `items` [B, C] for `users` [B]."""
+        scores = torch.empty(items.shape, device=items.device)
         step = max(1, CHUNK // items.shape[1])
-        rows = self.model.user_rows(users, self.dtype)
-        chunks = [
-            self.model.logits(rows[at : at + step], functional.embedding(items[at : at + step], self.table), self.dtype)
-            for at in range(0, len(users), step)
-        ]
-        return torch.cat(chunks) if chunks else torch.empty(items.shape, device=items.device)
+
+        def score_chunk(at: int) -> None:
+            part = slice(at, at + step)
+            rows = self.model.user_rows(users[part], self.dtype)
+            scores[part] = self.model.logits(rows, functional.embedding(items[part], self.table), self.dtype)
+
+        self._for_each(score_chunk, range(0, len(users), step))
+        return scores
 
     def score_all(self, users: Tensor) -> Tensor:
         """Scores [B, I] of the whole catalogue for `users` [B]."""
-        with torch.no_grad():
-            return self.score_rows(self.model.user_rows(users, self.dtype))
-
-    @torch.no_grad()
-    def score_rows(self, rows: Tensor) -> Tensor:
-        """Scores [B, I] of the whole catalogue for users given as `NeuMF.user_rows` [B, F + H]."""
-        scores = torch.empty(len(rows), len(self.table), device=rows.device)
+        scores = torch.empty(len(users), len(self.table), device=users.device)
         item_step = min(CHUNK, len(self.table))
         user_step = max(1, CHUNK // item_step)
-        for u in range(0, len(rows), user_step):
+
+        def score_chunk(at: int) -> None:
+            part = slice(at, at + user_step)
+            rows = self.model.user_rows(users[part], self.dtype)
             for i in range(0, len(self.table), item_step):
-                part = self.model.logits(rows[u : u + user_step], self.table[i : i + item_step], self.dtype)
-                scores[u : u + user_step, i : i + item_step] = part
+                chosen = slice(i, i + item_step)
+                scores[part, chosen] = self.model.logits(rows, self.table[chosen], self.dtype)
+
+        self._for_each(score_chunk, range(0, len(users), user_step))
         return scores
+
+    def _for_each(self, function: Callable[[int], None], starts: range) -> None:
+        if self.table.device.type == "cpu":
+            spread(function, starts)
+            return
+        with torch.no_grad():
+            for at in starts:
+                function(at)
 
 
 class PopularityScorer:

@@ -19,7 +19,7 @@ from ncf.model.neumf import NeuMF, product
 from ncf.workers import spread, worker_count
 
 SMALLEST_PIECE = 1_024  # samples
-MICRO_BATCH = 8_192  # samples: some 256 floats each, twice, about fill a core's share of the cache
+MICRO_BATCH = 4_096  # samples: activations of some MB, about what a core has of the cache
 
 
 @dataclass
@@ -174,7 +174,7 @@ class _Piece:
         hidden.relu_()
         if self.scale == 1:
             return hidden
-        return hidden.mul_(drop_mask(hidden.shape, self.dropout, generator))
+        return hidden.mul_(drop_mask(hidden.shape, self.dropout, generator, hidden.dtype))
 
     def _gmf_backward(
         self, user: Tensor, item: Tensor, weighted: Tensor, logit_grad: Tensor, user_grad: Tensor, item_grad: Tensor
