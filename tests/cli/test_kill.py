@@ -1,4 +1,5 @@
 import json
+import random
 import resource
 import signal
 import subprocess
@@ -42,6 +43,28 @@ def test_a_killed_run_resumes_to_the_same_figures(spawn, tiny_data, tmp_path):
     assert (run.returncode, whole.returncode) == (0, 0)
     assert records(tmp_path / "killed") == records(tmp_path / "whole")
     assert len(records(tmp_path / "whole")) == 30
+
+
+@pytest.mark.slow
+def test_ten_kills_at_random_moments_of_a_long_run(spawn, tmp_path):
+    sizes = ["--users", 500, "--items", 400, "--interactions", 30_000]
+    assert spawn("prepare", "synthetic", "-o", "data", *sizes).wait() == 0
+    command = ["train", "--data", "data", "-e", 60, "--device", "cpu"]
+    whole = spawn(*command, "--checkpoint-dir", "whole")
+    whole.communicate()
+    total = sum(json.loads(line)["train_time"] for line in (tmp_path / "whole" / "metrics.jsonl").open())
+    moments = random.Random(0)
+    for kill in range(10):
+        run = spawn(*command, "--checkpoint-dir", "killed", "--resume")
+        time.sleep(moments.uniform(1, 4 + total / 10))
+        assert run.poll() is None, f"the run was over before kill {kill + 1}"
+        run.kill()
+        run.communicate()
+    run = spawn(*command, "--checkpoint-dir", "killed", "--resume")
+    _, err = run.communicate()
+    assert (run.returncode, err) == (0, "")
+    assert records(tmp_path / "killed") == records(tmp_path / "whole")
+    assert len(records(tmp_path / "whole")) == 60
 
 
 def test_ctrl_c_ends_tidily(spawn, tiny_data, tmp_path):
