@@ -29,7 +29,7 @@ def test_an_extreme_logit_gives_a_finite_loss():
     assert loss_sum(model, users, candidates, None).item() == pytest.approx(1e4, rel=1e-3)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_step_is_adam_on_the_mean_gradient(compiled):
     config = TrainConfig(dropout=0.0, compile=compiled, factors=4, layers=(8, 6))
     model = NeuMF(9, 7, factors=4, layers=(8, 6), dropout=0.0)
@@ -50,6 +50,20 @@ def test_a_step_is_adam_on_the_mean_gradient(compiled):
         assert loss.item() / 40 == pytest.approx(mean.item(), rel=1e-5)
     for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # what torch.compile asks of a graph's inputs
+def test_a_compiled_step_on_a_cpu_has_dropout_too():
+    model = NeuMF(90, 70, factors=4, layers=(8, 6))
+    step = Step(model, TrainConfig(compile=True, factors=4, layers=(8, 6), learning_rate=0.02))
+    generator = torch.Generator().manual_seed(0)
+    users, candidates = torch.randint(90, (64,)).sort().values, torch.randint(70, (64, 5))
+    losses = [step(users, candidates, None, 320, generator).item() for _ in range(40)]
+    assert min(losses[-10:]) < 0.8 * losses[0]
+    before = generator.get_state()
+    step(users, candidates, None, 320, generator)
+    assert not torch.equal(before, generator.get_state())
 
 
 def test_the_first_loss_is_that_of_a_coin():

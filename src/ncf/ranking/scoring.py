@@ -13,7 +13,8 @@ from torch.nn import functional
 from ncf.model.neumf import NeuMF
 from ncf.workers import spread
 
-CHUNK = 4_096  # user-item pairs scored at a time
+CHUNK = 4_096  # user-item pairs that a core scores at a time
+GPU_CHUNK = 1_048_576  # and a GPU
 
 
 class Scorer(Protocol):
@@ -36,11 +37,12 @@ class NeuralScorer:
         self.model, self.dtype = model.eval(), dtype
         with torch.no_grad():
             self.table = model.item_table(dtype)
+        self.chunk = CHUNK if self.table.device.type == "cpu" else GPU_CHUNK
 
     def score(self, users: Tensor, items: Tensor) -> Tensor:
         """Scores [B, C] of `items` [B, C] for `users` [B]."""
         scores = torch.empty(items.shape, device=items.device)
-        step = max(1, CHUNK // items.shape[1])
+        step = max(1, self.chunk // items.shape[1])
 
         def score_chunk(at: int) -> None:
             part = slice(at, at + step)
@@ -53,8 +55,8 @@ class NeuralScorer:
     def score_all(self, users: Tensor) -> Tensor:
         """Scores [B, I] of the whole catalogue for `users` [B]."""
         scores = torch.empty(len(users), len(self.table), device=users.device)
-        item_step = min(CHUNK, len(self.table))
-        user_step = max(1, CHUNK // item_step)
+        item_step = min(self.chunk, len(self.table))
+        user_step = max(1, self.chunk // item_step)
 
         def score_chunk(at: int) -> None:
             part = slice(at, at + user_step)

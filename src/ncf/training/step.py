@@ -95,7 +95,8 @@ class Step:
             self._divide_gradients(count)
         else:
             self.optimizer.zero_grad()
-            loss = self.loss_sum(self.model, users, candidates, weights, self.dtype, generator)
+            own = generator if self.device.type == "cpu" else None  # a GPU's dropout draws from the device's generator
+            loss = self.loss_sum(self.model, users, candidates, weights, self.dtype, own)
             if self.scaler.is_enabled():
                 self.scaler.scale(loss / count).backward()  # the scale keeps the mean's gradients in fp16's range
             else:
