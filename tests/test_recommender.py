@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import ncf
+from ncf.files import locked
 from ncf.model.checkpoint import Run
 
 OPTIONS = {"factors": 8, "layers": (32, 16), "epochs": 3, "valid_negative": 20}
@@ -55,6 +56,25 @@ def test_save_and_load(fitted, tmp_path):
     assert loaded.describe(loaded.evaluate()) == fitted.describe(fitted.evaluate())
 
 
+def test_save_leaves_a_directory_that_is_in_use_alone(fitted, tmp_path):
+    fitted.save(tmp_path / "run")
+    with locked(tmp_path / "run" / ".lock", "somebody"), pytest.raises(ncf.InputError, match="in use"):
+        fitted.save(tmp_path / "run", overwrite=True)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("years of work")
+    with pytest.raises(ncf.InputError, match="thesis.tex"):
+        fitted.save(tmp_path / "other", overwrite=True)
+    with pytest.raises(ncf.InputError, match="is a file"):
+        fitted.save(tmp_path / "other" / "thesis.tex", overwrite=True)
+
+
+def test_a_saved_model_is_not_trained_over_by_resume(fitted, tiny, tmp_path):
+    fitted.save(tmp_path / "run")
+    run = ncf.RunConfig(checkpoint_dir=str(tmp_path / "run"), resume=True, device="cpu")
+    with pytest.raises(ncf.InputError, match="a saved model and no training to go on with"):
+        ncf.train(tiny, ncf.TrainConfig(**OPTIONS), run)
+
+
 def test_fit_can_keep_the_run(tiny, tmp_path):
     lines = []
     recommender = ncf.Recommender(**OPTIONS).fit(tiny, checkpoint_dir=tmp_path / "run", device="cpu", log=lines.append)
@@ -90,8 +110,16 @@ def test_mistakes_are_named(call, message):
 def test_mistakes_with_a_fitted_one(fitted):
     with pytest.raises(ncf.InputError, match="user 999 is not among the 40 users"):
         fitted.recommend([999])
-    with pytest.raises(ncf.InputError, match="k must be at least 1: got 0"):
+    with pytest.raises(ncf.InputError, match="k must be a whole number, at least 1: got 0"):
         fitted.recommend([1], k=0)
+    with pytest.raises(ncf.InputError, match="users must be a list of ids"):
+        fitted.recommend("78")
+    with pytest.raises(ncf.InputError, match="users must be a list of ids"):
+        fitted.recommend(7)
+    with pytest.raises(ncf.InputError, match="--precision must be fp32, bf16 or fp16: got 'fp64'"):
+        fitted.evaluate(precision="fp64")
+    with pytest.raises(ncf.InputError, match="make one with ncf.prepare"):
+        ncf.Recommender().fit([1, 2])
     with pytest.raises(ncf.InputError, match="validation or test: got 'train'"):
         fitted.evaluate("train")
     with pytest.raises(ncf.InputError, match="--topk must be at least 1: got 0"):

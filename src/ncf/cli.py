@@ -64,7 +64,7 @@ def _explain(error: BaseException) -> tuple[int, str]:
     if isinstance(error, OSError):
         return 1, f"error: {error.filename or 'system'}: {error.strerror or text}"
     if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text:
-        return 1, "error: out of memory: use a smaller --batch-size or --valid-users-per-batch, or a larger device"
+        return 1, "error: out of memory: use a larger device, or a smaller --batch-size, --valid-users-per-batch or log"
     raise error
 
 
@@ -135,7 +135,6 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     )
     recipe.add_argument(
         "--fp16",
-        "--amp",
         "--amp",
         dest="precision",
         action="store_const",
@@ -252,7 +251,10 @@ def _users(arguments: argparse.Namespace, everyone: list[Any]) -> list[Any]:
         lines = Path(arguments.users_file).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"--users-file {arguments.users_file} cannot be read: {error}") from None
-    return [line.strip() for line in lines if line.strip()]
+    users = [line.strip() for line in lines if line.strip()]
+    if not users:
+        raise InputError(f"--users-file {arguments.users_file} names no user: give an id in each line")
+    return users
 
 
 def _doctor(arguments: argparse.Namespace) -> None:

@@ -3,10 +3,12 @@
 import csv
 import json
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from ncf.errors import NcfWarning
 from ncf.files import atomic_file
 from ncf.recommender import Recommender
 
@@ -47,6 +49,8 @@ def _rows(recommender: Recommender, users: Sequence[Any], k: int, filter_seen: b
         lists = recommender.recommend(part, k, filter_seen=filter_seen, precision=precision)
         for user, items, scores in zip(part, *lists, strict=True):
             raw = ids[recommender.user_index(user)]
+            if not len(items):
+                warnings.warn(f"user {raw} has touched every item: none is left to list", NcfWarning, stacklevel=2)
             named = zip(items.tolist(), recommender.titles(items), scores.tolist(), strict=True)
             for rank, (item, title, score) in enumerate(named, start=1):
                 yield raw.item() if hasattr(raw, "item") else raw, item, title, score, rank

@@ -6,6 +6,7 @@ items, scores = recommender.recommend([7, 8], k=10)
 
 import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -15,10 +16,12 @@ import torch
 
 from ncf.config import RunConfig, TrainConfig
 from ncf.data.dataset import Dataset
+from ncf.data.directory import replace_directory
 from ncf.data.negatives import Untouched
 from ncf.device import pick_device
 from ncf.errors import InputError
-from ncf.model.checkpoint import BEST, DEPLOY, Run, start_run
+from ncf.files import locked
+from ncf.model.checkpoint import BEST, DEPLOY, LOCK, Run, check_free
 from ncf.model.neumf import NeuMF
 from ncf.ranking.evaluate import Evaluation, evaluate, protocol_line, warn_if_odd
 from ncf.ranking.exam import make_exam
@@ -60,6 +63,8 @@ class Recommender:
         Without `checkpoint_dir` the run's files are temporary; `save` keeps the model. `log` gets the lines that
         `ncf train` prints. Raises what `ncf.train` raises.
         """
+        if not isinstance(dataset, Dataset):
+            raise InputError(f"fit takes a Dataset: make one with ncf.prepare(log): got {type(dataset).__name__}")
         with tempfile.TemporaryDirectory(prefix="ncf-run-") as temporary:
             run = RunConfig(checkpoint_dir=str(checkpoint_dir or temporary), device=device)
             result = train(dataset, self.config, run, progress=progress, log=log)
@@ -81,16 +86,18 @@ class Recommender:
     def save(self, directory: str | Path, *, overwrite: bool = False) -> None:
         """Write a run's directory that `load`, `ncf evaluate` and `ncf recommend` read.
 
-        Raises InputError where the directory holds something (a run, without `overwrite`), RunError where it cannot
-        be written.
+        The directory is whole or not there; one that is replaced is there until the new one is. Raises InputError
+        where it holds something (a run, without `overwrite`) or is in use, RunError where it cannot be written.
         """
         path = Path(directory)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{path} cannot be written: {error.strerror}; choose another directory") from None
-        run = start_run(path, self.config, self.dataset, resume=False, overwrite=overwrite)
-        run.save(self.weights, self.model.state_dict(), self._state)
+        if path.exists() and not path.is_dir():
+            raise InputError(f"{path} is a file: choose another directory")
+        with locked(path / LOCK, "`ncf train`") if path.exists() else nullcontext():
+            if path.exists():
+                check_free(path, overwrite=overwrite)
+            with replace_directory(path) as folder:
+                run = Run.create(folder, self.config, self.dataset)
+                run.save(self.weights, self.model.state_dict(), self._state)
 
     def evaluate(
         self,
@@ -129,8 +136,10 @@ class Recommender:
         Items that the user has touched, held-out and dropped ones too, are left out unless `filter_seen` is false;
         where fewer than `k` remain, an array is shorter. Raises InputError for an unknown user.
         """
-        if k < 1:
-            raise InputError(f"k must be at least 1: got {k}")
+        if not isinstance(k, int) or k < 1:
+            raise InputError(f"k must be a whole number, at least 1: got {k!r}")
+        if isinstance(users, str) or not isinstance(users, Iterable):
+            raise InputError(f"users must be a list of ids, such as [7, 8]: got {users!r}")
         check_precision(precision, self.device)
         index = torch.tensor([self.user_index(user) for user in users], dtype=torch.int64, device=self.device)
         scorer = NeuralScorer(self.model, DTYPES[precision])

@@ -3,6 +3,7 @@
 The lines are those of NVIDIA's NCF for TensorFlow, names and layout, so that scripts which read them still work.
 """
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -38,6 +39,8 @@ class EpochRecord:
         if values.pop("run") != run:
             raise ValueError("a line of another run")
         values["hr"], values["ndcg"] = values.pop(f"hr@{k}"), values.pop(f"ndcg@{k}")
+        if any(type(value) not in (int, float, type(None)) for value in values.values()):
+            raise TypeError("a value is not a number")
         return cls(**values)
 
     @property
@@ -114,8 +117,15 @@ class MetricsLog:
     def __init__(self, path: Path, k: int, run: str) -> None:
         self.path, self.k, self.run = path, k, run
 
-    def cut_back(self, epochs: int) -> list[EpochRecord]:
-        """Keep the first `epochs` lines and read them. Raises InputError where they are not there or damaged."""
+    def digest(self) -> str:
+        """A hash of the file, which the checkpoint keeps so that an edited line is noticed."""
+        return hashlib.sha256(self.path.read_bytes()).hexdigest()[:16]
+
+    def cut_back(self, epochs: int, digest: str | None = None) -> list[EpochRecord]:
+        """Keep the first `epochs` lines and read them.
+
+        Raises InputError where they are not there, damaged, or others than `digest` was of.
+        """
         lines = self.path.read_text().splitlines()[:epochs] if self.path.exists() else []
         try:
             history = [EpochRecord.from_line(line, self.k, self.run) for line in lines]
@@ -125,6 +135,8 @@ class MetricsLog:
             raise InputError(f"{self.path} lacks epochs of 1 to {epochs}: start again with --overwrite")
         with atomic_file(self.path) as temporary:
             temporary.write_text("".join(record.to_line(self.k, self.run) for record in history))
+        if digest not in (None, self.digest()):
+            raise InputError(f"{self.path} was changed since training: start again with --overwrite")
         return history
 
     def append(self, record: EpochRecord) -> None:
@@ -137,16 +149,21 @@ class MetricsLog:
             raise RunError(f"cannot write {self.path}: {error.strerror}") from error
 
 
+def import_summary_writer() -> Any:
+    """TensorBoard's writer. Raises InputError where the extra is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - an extra
+    except ImportError:
+        raise InputError("--tensorboard needs an extra: pip install 'ncf[tensorboard]'") from None
+    return SummaryWriter
+
+
 class TensorBoard:
     """TensorBoard events beside the run's files; needs the `tensorboard` extra."""
 
     def __init__(self, directory: Path, first_epoch: int, k: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - an extra
-        except ImportError:
-            raise InputError("--tensorboard needs an extra: pip install 'ncf[tensorboard]'") from None
         self.k = k
-        self.writer = SummaryWriter(str(directory), purge_step=first_epoch)
+        self.writer = import_summary_writer()(str(directory), purge_step=first_epoch)
 
     def add(self, record: EpochRecord) -> None:
         """Write an epoch's figures."""

@@ -1,5 +1,6 @@
 import os
 import re
+import shutil
 
 import pytest
 
@@ -37,6 +38,8 @@ def check(result, status, message):
         (["--select-on", "luck"], "--select-on must be validation, test or last: got 'luck'"),
         (["--seed", "-1"], "--seed must be at least 0 .*: got -1"),
         (["--fp16"], "fp16.*CUDA"),
+        (["--amp"], "fp16.*CUDA"),
+        (["--factors", "2000000000"], r"needs about [0-9.]+ GiB and cpu has [0-9.]+ GiB"),
         (["--device", "tpu"], "--device must be auto, cpu, cuda or cuda:N: got 'tpu'"),
         (["--device", "cuda:99"], "--device cuda:99 is not there"),
         (["--eval-after", "40"], r"--eval-after must be below --epochs \(40\): got 40"),
@@ -94,7 +97,51 @@ def test_an_output_that_cannot_be_written(ncf, tiny_run):
     )
 
 
-def test_tensorboard_without_the_extra(ncf, tiny_data, monkeypatch):
+def test_a_precision_that_is_none(ncf, tiny_run):
+    check(ncf("evaluate", "--checkpoint-dir", tiny_run, "--precision", "fp64"), 2, "fp32, bf16 or fp16: got 'fp64'")
+
+
+def test_an_empty_users_file(ncf, tiny_run, tmp_path):
+    (tmp_path / "users.txt").write_text("\n")
+    check(ncf("recommend", "--checkpoint-dir", tiny_run, "--users-file", "users.txt"), 2, "names no user")
+
+
+@pytest.mark.parametrize(
+    ("name", "edit"),
+    [
+        ("metrics.jsonl", lambda text: text.replace('"loss": 0', '"loss": 1', 1)),
+        ("metrics.jsonl", lambda text: text.replace('"loss": 0', '"loss": "0', 1)),
+        ("metrics.jsonl", lambda text: text.split("\n", 1)[1]),
+    ],
+)
+def test_edited_metrics_are_noticed_on_resume(ncf, tiny_data, tiny_run, tmp_path, name, edit):
+    shutil.copytree(tiny_run, tmp_path / "run")
+    file = tmp_path / "run" / name
+    file.write_text(edit(file.read_text()))
+    result = ncf("train", "--data", tiny_data, "--checkpoint-dir", "run", "-e", 3, "--resume", *SMALL)
+    check(result, 2, "metrics.jsonl (is damaged|was changed|lacks)")
+
+
+def test_an_edited_result_is_made_again(ncf, tiny_data, tiny_run, tmp_path):
+    shutil.copytree(tiny_run, tmp_path / "run")
+    file = tmp_path / "run" / "result.json"
+    file.write_text(file.read_text().replace('"lines"', '"line"'))
+    status, out, err = ncf("train", "--data", tiny_data, "--checkpoint-dir", "run", "-e", 3, "--resume", *SMALL)
+    assert (status, err) == (0, "")
+    assert "Best HR:" in out
+
+
+def test_tensorboard_without_the_extra(ncf, tiny_data, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
     result = ncf("train", "--data", tiny_data, "--checkpoint-dir", "run", "--tensorboard", *SMALL)
     check(result, 2, "pip install 'ncf\\[tensorboard\\]'")
+    assert not (tmp_path / "run").exists()
+
+
+def test_tensorboard_writes_events(ncf, tiny_data, tmp_path):
+    pytest.importorskip("tensorboard")
+    command = ["train", "--data", tiny_data, "--checkpoint-dir", "run", "--tensorboard", *SMALL]
+    assert ncf(*command, "-e", 1)[0] == 0
+    assert ncf(*command, "-e", 2, "--resume")[0] == 0
+    assert ncf(*command, "-e", 1, "--overwrite")[0] == 0
+    assert list((tmp_path / "run").glob("events.out.tfevents*"))

@@ -117,6 +117,7 @@ def test_weights_of_other_shapes_are_refused(run, tmp_path):
 def test_an_existing_run_is_kept_unless_told_otherwise(run, tmp_path, tiny):
     with pytest.raises(InputError, match="--resume.*--overwrite"):
         start_run(tmp_path, CONFIG_SMALL, tiny, resume=False, overwrite=False)
+    (tmp_path / "metrics.jsonl").touch()
     assert start_run(tmp_path, CONFIG_SMALL, tiny, resume=True, overwrite=False).has(BEST)
     assert not start_run(tmp_path, CONFIG_SMALL, tiny, resume=False, overwrite=True).has(BEST)
 
@@ -129,6 +130,7 @@ def test_a_directory_with_something_else_is_never_touched(tmp_path, tiny):
 
 
 def test_resume_may_change_epochs_and_nothing_that_defines_the_run(run, tmp_path, tiny, planted):
+    (tmp_path / "metrics.jsonl").touch()
     longer = dataclasses.replace(CONFIG_SMALL, epochs=9, patience=2, target=0.5)
     start_run(tmp_path, longer, tiny, resume=True, overwrite=False)
     assert Run.open(tmp_path).config == longer

@@ -54,7 +54,7 @@ def test_a_user_with_one_interaction_is_not_evaluated(make_dataset):
 
 
 def test_no_items_for_the_split_names_the_ways_out(make_dataset):
-    with pytest.raises(InputError, match="0 of 1 users.*--select-on test.*--select-on last"):
+    with pytest.raises(InputError, match="0 of 1 users have one.*--select-on test or --select-on last"):
         make_exam(make_dataset([[0, 1]], 5), "validation", 2)
 
 

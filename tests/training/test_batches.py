@@ -67,6 +67,10 @@ def test_the_automatic_batch_gives_about_100_steps(n_train, batch_size, expected
     assert batch_size_of(TrainConfig(batch_size=batch_size), n_train) == expected
 
 
+def test_more_negatives_than_the_largest_batch_still_make_a_step():
+    assert batch_size_of(TrainConfig(negative_samples=2_000_000), 10) == 2_000_001
+
+
 def test_a_batch_must_hold_an_interaction_and_its_negatives():
     with pytest.raises(InputError, match="at least 5: got 4"):
         batch_size_of(TrainConfig(batch_size=4), 100)

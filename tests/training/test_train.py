@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ncf.config import RunConfig, TrainConfig
-from ncf.errors import InputError, RunError
+from ncf.errors import InputError, NcfWarning, RunError
 from ncf.model.checkpoint import Run
 from ncf.recommender import Recommender
 from ncf.training.train import train
@@ -176,6 +176,20 @@ def test_the_last_epoch_can_be_kept_without_looking(tmp_path, tiny):
     assert result.best_epoch == 4
     assert "Loss: " in lines[0]
     assert Run.open(tmp_path).load("best")[1]["epoch"] == 4
+
+
+@pytest.mark.filterwarnings("ignore:3 of 3 users have touched every item")
+def test_nothing_to_test_on_loses_nothing(tmp_path, make_dataset):
+    dataset = make_dataset([[0, 1, 2, 3]] * 3, 4)
+    result, lines = train_into(tmp_path, dataset, dataclasses.replace(SMALL, select_on="last"))
+    assert result.test is None
+    assert "Best Epoch:                   4" in lines
+    assert any(line.startswith("No test score: 0 of 3 users can be evaluated") for line in lines)
+
+
+def test_the_test_exam_is_warned_of_too(tmp_path, tiny):
+    with pytest.warns(NcfWarning, match="k = 30 is not below the 21 candidates"):
+        train_into(tmp_path, tiny, dataclasses.replace(SMALL, select_on="last", topk=30))
 
 
 def test_a_dataset_without_validation_names_the_ways_out(tmp_path, make_dataset):

@@ -74,6 +74,8 @@ def replace_directory(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             for parent in missing:
                 parent.rmdir()
+        if isinstance(error, RunError):
+            raise RunError(str(error).replace(str(folder), str(path))) from error
         if isinstance(error, OSError):
             raise RunError(f"cannot write {path}: {error.strerror or error}") from error
         raise

@@ -1,6 +1,7 @@
 """DuckDB as this package uses it: bounded memory, its own spill folder, no network, one-line errors."""
 
 import os
+import re
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -53,7 +54,10 @@ def file_list(files: tuple[Path, ...]) -> str:
 
 def explain(error: Exception) -> str:
     """The first line of what DuckDB has to say, without its own heading."""
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    text = str(error).strip()
+    if number := re.search(r'"errno":\s*"?(\d+)', text):
+        return os.strerror(int(number[1]))
+    first = text.splitlines()[0] if text else type(error).__name__
     return first.split("Error: ", 1)[-1]
 
 

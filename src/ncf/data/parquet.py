@@ -65,10 +65,10 @@ def _given_or_new(connection: Connection) -> AbstractContextManager[duckdb.DuckD
 @contextmanager
 def _damage(path: Path) -> Iterator[None]:
     if not Path(path).is_file():
-        raise InputError(f"{path} is missing")
+        raise InputError(f"{path} is missing: what it is part of must be made again")
     try:
         yield
     except duckdb.OutOfMemoryException as error:
         raise RunError(f"out of memory while reading {path}: {explain(error)}") from error
     except duckdb.Error as error:
-        raise InputError(f"{path} is damaged: {explain(error)}") from error
+        raise InputError(f"{path} is damaged: {explain(error)}; what it is part of must be made again") from error

@@ -54,6 +54,8 @@ def prepare(
     path = None if output is None else Path(output)
     if path is not None:
         check_dataset_output(path, overwrite=overwrite)
+    if config.item_names is not None and not Path(config.item_names).is_file():
+        raise InputError(f"--item-names {config.item_names} is no file that exists: name one with ids and titles")
     with _workspace(path) as folder, connect(folder / "spill") as con:
         dataset = _prepare(con, source, config, folder, progress=progress)
     facts = dataset.summary | {"written_to": None if path is None else str(path)}
@@ -129,6 +131,9 @@ def _from_log(log: Log, split: Split, config: PrepareConfig, files: Files | None
 
 
 def _from_given(con: duckdb.DuckDBPyConnection, files: GivenSplit, config: PrepareConfig, *, progress: bool) -> Dataset:
+    if config.min_value is not None or config.min_ratings > PrepareConfig().min_ratings:
+        message = "this log is a given split, which is kept as it is: --min-ratings and --min-value have no effect"
+        warnings.warn(message, NcfWarning, stacklevel=4)
     given = read_split(con, files, config, progress=progress)
     titles, titles_file = _titles(given.item_ids, config, None)
     nothing = torch.zeros(0, dtype=torch.int32)
@@ -170,8 +175,8 @@ def _titles(item_ids: np.ndarray, config: PrepareConfig, files: Files | None) ->
     if path is None:
         return None, None
     titles = find_titles(path, item_ids, asked=config.item_names is not None)
-    made = files is not None and path == files.titles and bool(files.labels)  # unpacked, or synthetic
-    return titles, None if titles is None else files.labels[0] if files and made else str(path)
+    label = files.titles_label if files and path == files.titles else None
+    return titles, None if titles is None else label or str(path)
 
 
 def _rules(config: PrepareConfig) -> dict[str, Any]:

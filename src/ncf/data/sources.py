@@ -31,6 +31,7 @@ class Files:
     logs: tuple[Path, ...]
     titles: Path | None = None
     labels: tuple[str, ...] = ()  # what the user knows each log by, where that is not its path
+    titles_label: str | None = None  # and the titles
 
     def label(self, file: Path) -> str:
         """What to call `file` in a message."""
@@ -75,7 +76,7 @@ def _by_name(name: str, config: PrepareConfig, folder: Path, *, progress: bool) 
         log, titles = folder / "synthetic.parquet", folder / "titles.parquet"
         sizes = {"users": config.users, "items": config.items, "interactions": config.interactions}
         write_log(log, titles, **sizes, seed=config.seed, progress=progress)
-        return Files((log,), titles, ("synthetic",))
+        return Files((log,), titles, ("synthetic",), "synthetic")
     from ncf.data import download  # noqa: PLC0415 -- needed for names alone
 
     if name in download.NAMES:
@@ -129,9 +130,11 @@ def _in_zip(path: Path, folder: Path, *, progress: bool) -> Files:
             found = ", ".join(sorted(members)[:10])
             raise InputError(f"{path} holds no {', '.join(LOGS)}: unpack it and name the log; found {found}")
         titles = TITLES.get(log)
-        title_file = _unpack(archive, members[titles], folder, progress=progress) if titles in members else None
+        member = members.get(titles) if titles else None
+        title_file = _unpack(archive, member, folder, progress=progress) if member else None
+        titles_label = f"{path}:{member}" if member else None
         log_file = _unpack(archive, members[log], folder, progress=progress)
-    return Files((log_file,), title_file, (f"{path}:{members[log]}",))
+    return Files((log_file,), title_file, (f"{path}:{members[log]}",), titles_label)
 
 
 @contextmanager

@@ -58,7 +58,8 @@ def split_log(log: Log, config: PrepareConfig) -> Split:
         users, items = users[of_active], items[of_active]
     used = np.bincount(items, minlength=n_items) > 0
     if used.sum() < 2:
-        raise InputError(f"{used.sum()} item is left of {n_items}: a recommender needs 2 or more; lower --min-ratings")
+        fix = "lower --min-ratings" if config.min_ratings > 1 else "give a log with more"
+        raise InputError(f"{used.sum()} item is left of {n_items}: a recommender needs 2 or more; {fix}")
     users, items = _renumber(users, active), _renumber(items, used)
     dropped = _dropped(low, active, used, users, items)
     counts = {

@@ -50,8 +50,13 @@ class Run:
     def create(cls, path: Path, config: TrainConfig, dataset: Dataset) -> "Run":
         """Write the parts of a new run that never change; `config.json` last, as it makes a run of the directory."""
         run = cls(path, config, dataset)
-        write_dataset(path, dataset, run.fingerprint)
-        run.write_config()
+        try:
+            write_dataset(path, dataset, run.fingerprint)
+            run.write_config()
+        except RunError:
+            for name in (*table_names(), CONFIG):
+                (path / name).unlink(missing_ok=True)
+            raise
         return run
 
     def write_config(self) -> None:
@@ -81,12 +86,14 @@ class Run:
         try:
             about = content["dataset"]
             config = TrainConfig.from_dict(content["options"])
-            dataset = read_dataset(path, about["name"], about["seed"], about["summary"], content["run"])
+            fields_of = str(about["name"]), int(about["seed"]), dict(about["summary"]), str(content["run"])
             fingerprint = about["fingerprint"]
-        except (KeyError, TypeError) as error:
-            raise InputError(f"{path / CONFIG} is damaged: it lacks {error}; train the run again") from None
+        except (KeyError, TypeError, ValueError) as error:
+            reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+            raise InputError(f"{path / CONFIG} is damaged: {reason}; train the run again") from None
+        dataset = read_dataset(path, *fields_of)
         if dataset.fingerprint != fingerprint:
-            raise InputError(f"{path}: users, items or seen Parquet were changed since training; train the run again")
+            raise InputError(f"{path}: its tables or {CONFIG} were changed since training; train the run again")
         run = cls(path, config, dataset)
         if run.fingerprint != content["run"]:
             raise InputError(f"{path / CONFIG} was changed since training, or is of another run; train the run again")
@@ -156,22 +163,21 @@ class Run:
 
     def save_result(self, result: dict[str, Any]) -> None:
         """Write `result.json`: the run has ended."""
+        result = {"run": self.fingerprint, **result}
+        result["checksum"] = _checksum(result)
         with atomic_file(self.path / RESULT) as temporary:
-            temporary.write_text(json.dumps({"run": self.fingerprint, **result}, indent=2) + "\n")
+            temporary.write_text(json.dumps(result, indent=2) + "\n")
 
     def load_result(self, about: dict[str, Any]) -> dict[str, Any] | None:
-        """`result.json` of this run where it agrees with `about`; None where there is none."""
+        """`result.json` of this run where it agrees with `about`; None where there is none, or none that is whole."""
         try:
             result = json.loads((self.path / RESULT).read_text())
         except (OSError, ValueError):
             return None
-        if not isinstance(result, dict):
+        expected = {"run": self.fingerprint, **about}
+        if not isinstance(result, dict) or any(result.get(key) != value for key, value in expected.items()):
             return None
-        return (
-            result
-            if all(result.get(key) == value for key, value in {"run": self.fingerprint, **about}.items())
-            else None
-        )
+        return result if result.get("checksum") == _checksum(result) else None
 
     def forget_result(self) -> None:
         """Remove `result.json`: the run goes on."""
@@ -188,6 +194,16 @@ def run_fingerprint(config: TrainConfig, dataset: Dataset) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def check_free(path: Path, *, overwrite: bool) -> None:
+    """Raise InputError where a run may not be written to the directory `path`: it holds one, or something else."""
+    if (path / CONFIG).exists() and not overwrite:
+        raise InputError(
+            f"{path} holds a run already: start anew with overwrite (--overwrite), go on with --resume, or "
+            "choose another directory"
+        )
+    _leftovers(path)
+
+
 def start_run(path: Path, config: TrainConfig, dataset: Dataset, *, resume: bool, overwrite: bool) -> Run:
     """The run to train in the directory `path`, which exists: a new one, or with `resume` the one that is there.
 
@@ -197,14 +213,14 @@ def start_run(path: Path, config: TrainConfig, dataset: Dataset, *, resume: bool
     if (path / CONFIG).exists() and resume:
         run = Run.open(path)
         _check_same(run, config, dataset)
+        if not (path / METRICS).exists() and (run.has(BEST) or run.has(DEPLOY)):  # of Recommender.save
+            raise InputError(
+                f"{path} holds a saved model and no training to go on with: choose another --checkpoint-dir"
+            )
         run.config = config
         run.write_config()
         return run
-    if (path / CONFIG).exists() and not overwrite:
-        raise InputError(
-            f"{path} holds a run already: go on with --resume, start anew with --overwrite, or choose "
-            "another --checkpoint-dir"
-        )
+    check_free(path, overwrite=overwrite)
     for file in _leftovers(path):
         file.unlink()
     return Run.create(path, config, dataset)
@@ -270,6 +286,11 @@ def _read_config(path: Path) -> dict[str, Any]:
 def _check_version(path: Path, version: object) -> None:
     if str(version) != str(FORMAT_VERSION):
         raise InputError(f"{path} has format {version}, and this version of ncf reads {FORMAT_VERSION}: train it again")
+
+
+def _checksum(result: dict[str, Any]) -> str:
+    text = json.dumps({key: value for key, value in result.items() if key != "checksum"}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _digest(tensors: dict[str, Tensor], state: str) -> str:

@@ -63,10 +63,12 @@ def make_exam(dataset: Dataset, split: str, valid_negative: int | str) -> Exam:
     heldout = dataset.heldout(split)
     users = torch.nonzero(heldout != NONE).squeeze(1)
     if not len(users):
-        raise InputError(
-            f"dataset {dataset.name} has no {split} items: 0 of {dataset.n_users} users; use --select-on test or "
-            "--select-on last, or prepare it with a validation split"
+        fix = (
+            "select the epoch with --select-on test or --select-on last, or prepare it with a validation split"
+            if split == "validation"
+            else "a test item takes users with two interactions or more"
         )
+        raise InputError(f"dataset {dataset.name} has no {split} items: 0 of {dataset.n_users} users have one; {fix}")
     untouched = Untouched(*dataset.touched(), dataset.n_users, dataset.n_items)
     answerable = untouched.counts[users] > 0
     given = dataset.negatives if split == "test" else None

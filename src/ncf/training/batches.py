@@ -21,7 +21,7 @@ def batch_size_of(config: TrainConfig, n_train: int) -> int:
     """
     each = 1 + config.negative_samples
     if config.batch_size is None:
-        return min(LARGEST_BATCH // each, math.ceil(n_train / STEPS_PER_EPOCH)) * each
+        return max(1, min(LARGEST_BATCH // each, math.ceil(n_train / STEPS_PER_EPOCH))) * each
     if config.batch_size < each:
         raise InputError(
             f"--batch-size must hold one interaction and its {config.negative_samples} negatives, so at least {each}: "

@@ -42,6 +42,8 @@ def loss_sum(
 
 def check_precision(precision: str, device: torch.device) -> None:
     """Raise InputError where the device cannot compute in the precision; warn where that is no faster than fp32."""
+    if precision not in DTYPES:
+        raise InputError(f"--precision must be fp32, bf16 or fp16: got {precision!r}")
     if precision == "fp16" and device.type != "cuda":
         raise InputError(
             f"--precision fp16 (--fp16) needs a CUDA device, as its small range needs loss scaling on the device: "

@@ -14,8 +14,7 @@ import torch
 
 from ncf.config import RunConfig, TrainConfig
 from ncf.data.dataset import Dataset
-from ncf.data.negatives import NONE
-from ncf.device import pick_device
+from ncf.device import check_fits, pick_device
 from ncf.errors import InputError, RunError
 from ncf.files import locked
 from ncf.model.checkpoint import BEST, DEPLOY, DEPLOY_LAST, LAST, LOCK, METRICS, Run, start_run
@@ -30,11 +29,11 @@ from ncf.report import (
     best_of,
     closing_block,
     epoch_line,
+    import_summary_writer,
     test_line,
 )
-from ncf.training.batches import batch_size_of
 from ncf.training.step import check_compile, check_precision
-from ncf.training.trainer import Trainer
+from ncf.training.trainer import Trainer, needed_bytes
 
 Log = Callable[[str], None]
 
@@ -66,6 +65,8 @@ def train(
     Raises InputError for options that cannot work with this dataset, device or directory; RunError for a run that
     fails (a loss that is not finite, a full disk), which leaves the best epoch so far untouched.
     """
+    if not isinstance(dataset, Dataset):
+        raise InputError(f"train takes a Dataset: make one with ncf.prepare(log): got {type(dataset).__name__}")
     config, run = config or TrainConfig(), run or RunConfig()
     device = pick_device(run.device)
     _check(config, run, dataset, device)  # before anything is written
@@ -88,10 +89,13 @@ def _check(config: TrainConfig, run: RunConfig, dataset: Dataset, device: torch.
         raise InputError(f"--eval-after must be below --epochs ({config.epochs}): got {config.eval_after}")
     if config.select_on == "last" and (config.target is not None or config.patience):
         raise InputError("--target and --patience need epochs that are evaluated: they do not go with --select-on last")
+    if run.tensorboard:
+        import_summary_writer()
     check_widths(config.factors, config.layers)
     check_precision(config.precision, device)
     check_compile(config, device)
-    batch_size_of(config, dataset.n_train)
+    needed = needed_bytes(dataset.n_users, dataset.n_items, dataset.n_train, config, device)
+    check_fits(device, needed, f"training on {dataset.n_train} interactions")
 
 
 def _selection_exam(dataset: Dataset, config: TrainConfig) -> Exam | None:
@@ -127,6 +131,7 @@ class _Session:
         history = self._resume(trainer)
         if not self._over(history):
             self.stored.forget_result()
+            self.stored.remove(DEPLOY)  # of an earlier choice of epochs
             self._train(trainer, history)
         best = best_of(history, self.config.select_on)
         if best is None:
@@ -140,7 +145,7 @@ class _Session:
         if not self.stored.has(LAST):
             return self.metrics.cut_back(0)
         tensors, state = self.stored.load(LAST)
-        history = self.metrics.cut_back(state["epoch"])
+        history = self.metrics.cut_back(state["epoch"], state["metrics"])
         trainer.load_state(tensors, state)
         return history
 
@@ -171,7 +176,7 @@ class _Session:
         """Train an epoch, judge it, keep it: best first, then the line in metrics.jsonl, then last."""
         number = len(history) + 1
         start = time.perf_counter()
-        loss = trainer.epoch(number, progress=self.progress)
+        loss = trainer.epoch(number, of=self.config.epochs, progress=self.progress)
         seconds = time.perf_counter() - start
         record = EpochRecord(number, loss, seconds, trainer.samples / seconds)
         if self.exam is not None and number > self.config.eval_after:
@@ -188,7 +193,7 @@ class _Session:
             self.stored.save(BEST, trainer.model.state_dict(), state)
         self.metrics.append(record)
         tensors, values = trainer.state()
-        self.stored.save(LAST, tensors, {"epoch": number, **values})
+        self.stored.save(LAST, tensors, {"epoch": number, "metrics": self.metrics.digest(), **values})
         if self.run.verbose:
             self.log(epoch_line(record))
         if new_best and self.config.select_on != "last":
@@ -214,11 +219,14 @@ class _Session:
                 trainer.load_state(tensors, state)
                 done = state["epoch"]
         for number in range(done + 1, epochs + 1):
-            trainer.epoch(number, progress=self.progress)
+            trainer.epoch(number, of=epochs, progress=self.progress)
             tensors, values = trainer.state()
             self.stored.save(DEPLOY_LAST, tensors, {"epoch": number, **values})
         self.stored.save(DEPLOY, trainer.model.state_dict(), {"epoch": epochs})
         self.stored.remove(DEPLOY_LAST)
+        self.log(
+            f"Deploy: trained on all {len(users)} interactions for {epochs} epochs; `ncf recommend` uses this model"
+        )
 
     def _close(self, history: list[EpochRecord], best: EpochRecord) -> TrainResult:
         """Print the closing block, the test line and what they mean; the same again on a finished run."""
@@ -246,9 +254,10 @@ class _Session:
             ),
             "",
         ]
-        if not bool((self.dataset.test_items != NONE).any()):
-            return [*lines, "No user has a test item, so there is no test score"], None
-        exam = make_exam(self.dataset, "test", self.config.valid_negative).to(self.device)
+        try:
+            exam = make_exam(self.dataset, "test", self.config.valid_negative).to(self.device)
+        except InputError as error:  # nothing to test on, which is no reason to lose what was trained
+            return [*lines, f"No test score: {error}", f"Model: {self.stored.path}"], None
         model, state = self.stored.load_model(BEST)
         if state["epoch"] != best.epoch:  # stopped between best and last, then resumed with fewer epochs
             raise InputError(
@@ -258,6 +267,7 @@ class _Session:
         start = time.perf_counter()
         found = self._evaluate(NeuralScorer(model.to(self.device)), exam)
         seconds = time.perf_counter() - start
+        warn_if_odd(found, exam)
         baseline = self._evaluate(popularity, exam)
         k = self.config.topk
         lines += [

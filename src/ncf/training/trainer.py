@@ -5,6 +5,7 @@ finished epoch is the run that was never stopped.
 """
 
 import hashlib
+import itertools
 from typing import Any
 
 import torch
@@ -12,12 +13,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ncf.config import TrainConfig
-from ncf.device import check_fits
 from ncf.errors import RunError
 from ncf.model.neumf import NeuMF
 from ncf.training.batches import Batches, batch_size_of
 from ncf.training.cpu_step import MICRO_BATCH
 from ncf.training.step import Step, wants_compile
+from ncf.workers import worker_count
 
 
 def stream(seed: int, epoch: int, rank: int, purpose: str) -> int:
@@ -32,15 +33,14 @@ class Trainer:
     def __init__(
         self, model: NeuMF, users: Tensor, items: Tensor, config: TrainConfig, device: torch.device, purpose: str
     ) -> None:
-        check_fits(device, needed_bytes(model, len(users), config, device), f"training on {len(users)} interactions")
         self.model, self.config, self.device, self.purpose = model.to(device), config, device, purpose
         pad = wants_compile(config, device)
         self.batches = Batches(users.to(device), items.to(device), model.n_users, model.n_items, config, pad=pad)
         self.step = Step(self.model, config)
         self.samples = 0  # of the last epoch: interactions and their negatives
 
-    def epoch(self, number: int, *, progress: bool = False) -> float:
-        """Train epoch `number` (from 1); the mean loss of a sample.
+    def epoch(self, number: int, *, of: int | None = None, progress: bool = False) -> float:
+        """Train epoch `number` (from 1, the bar says `of` how many); the mean loss of a sample.
 
         Raises RunError where a loss is not finite, naming the first bad step; the model is then beyond repair.
         """
@@ -53,7 +53,7 @@ class Trainer:
         bar = tqdm(
             self.batches.epoch(generator),
             total=len(self.batches),
-            desc=f"epoch {number}/{self.config.epochs}",
+            desc=f"epoch {number}/{of or self.config.epochs}",
             unit="batch",
             leave=False,
             disable=not progress,
@@ -94,12 +94,18 @@ class Trainer:
         self.step.scaler.load_state_dict(values["loss_scaler"])
 
 
-def needed_bytes(model: NeuMF, n_train: int, config: TrainConfig, device: torch.device) -> int:
-    """About how much memory training takes: parameters, gradients, Adam's two moments, data, a batch's activations."""
-    parameters = sum(parameter.numel() for parameter in model.parameters()) * 4 * 4
-    data = n_train * (4 + 4 + 8 + 8)  # pairs, the keys of the negatives' search, an epoch's order
-    samples = batch_size_of(config, n_train)
-    if device.type == "cpu" and not wants_compile(config, device):
-        samples = min(samples, MICRO_BATCH)
-    width = 2 * (model.factors + sum(model.layers))
-    return parameters + data + samples * width * (4 if config.precision == "fp32" else 2) * 2
+def needed_bytes(n_users: int, n_items: int, n_train: int, config: TrainConfig, device: torch.device) -> int:
+    """About how much memory training takes, in bytes.
+
+    Parameters, their gradients and Adam's two moments; the item table and its gradients, one a core; the pairs with
+    the keys of the negatives' search; a batch and its activations.
+    """
+    concatenated = config.layers[0] if config.layers else 0
+    tables = (n_users + n_items) * (config.factors + concatenated // 2)
+    network = sum(a * b for a, b in itertools.pairwise(config.layers))
+    by_hand = device.type == "cpu" and not wants_compile(config, device)
+    item_tables = n_items * (config.factors + (config.layers[1] if config.layers else 0)) * (1 + worker_count())
+    batch = batch_size_of(config, n_train)
+    samples = min(batch, MICRO_BATCH * worker_count()) if by_hand else batch
+    activations = samples * (config.factors + sum(config.layers)) * 4 * (4 if config.precision == "fp32" else 2)
+    return 16 * (tables + network) + 4 * item_tables + 24 * n_train + 32 * batch + activations
