@@ -198,8 +198,7 @@ def check_free(path: Path, *, overwrite: bool) -> None:
     """Raise InputError where a run may not be written to the directory `path`: it holds one, or something else."""
     if (path / CONFIG).exists() and not overwrite:
         raise InputError(
-            f"{path} holds a run already: start anew with overwrite (--overwrite), go on with --resume, or "
-            "choose another directory"
+            f"{path} holds a run already: go on with --resume, start anew with --overwrite, or choose another directory"
         )
     _leftovers(path)
 
