@@ -55,7 +55,7 @@ def prepare(
     if path is not None:
         check_dataset_output(path, overwrite=overwrite)
     if config.item_names is not None and not Path(config.item_names).is_file():
-        raise InputError(f"--item-names {config.item_names} is no file that exists: name one with ids and titles")
+        raise InputError(f"--item-names: no such file: {config.item_names!r}; name one with ids and titles")
     with _workspace(path) as folder, connect(folder / "spill") as con:
         dataset = _prepare(con, source, config, folder, progress=progress)
     facts = dataset.summary | {"written_to": None if path is None else str(path)}
