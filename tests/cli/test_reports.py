@@ -20,14 +20,15 @@ from safetensors.torch import load_file
 
 from ncf.cli import main
 from ncf.config import TrainConfig
-from ncf.data.dataset import NONE, Dataset
+from ncf.data.dataset import Dataset
+from ncf.data.negatives import NONE
 from ncf.model.checkpoint import Run
 from ncf.ranking.evaluate import evaluate
 from ncf.ranking.exam import make_exam
 from ncf.training.batches import Batches
 
 SMALL = ["--factors", "8", "--layers", "16", "8", "--valid-negative", "20", "--device", "cpu"]
-PROJECT = Path(__file__).parents[1]
+PROJECT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.filterwarnings("always::ncf.errors.NcfWarning")  # they go to stderr, as for a user
 
@@ -37,20 +38,6 @@ def tiny_rows() -> list[tuple[str, str, str]]:
     rng = np.random.default_rng(0)
     pairs = [(user, int(item)) for user in range(1, 41) for item in rng.choice(60, 8, replace=False)]
     return [(str(user), str(item), str(1000 + place)) for place, (user, item) in enumerate(pairs)]
-
-
-@pytest.fixture
-def ncf(capsys, monkeypatch, tmp_path) -> Callable[..., tuple[int, str, str]]:
-    """Run a command in a folder of its own: exit status, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        status = main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        assert "Traceback" not in captured.err
-        return status, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture
