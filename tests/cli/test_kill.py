@@ -52,7 +52,8 @@ def test_ten_kills_at_random_moments_of_a_long_run(spawn, tmp_path):
     command = ["train", "--data", "data", "-e", 60, "--device", "cpu"]
     whole = spawn(*command, "--checkpoint-dir", "whole")
     whole.communicate()
-    total = sum(json.loads(line)["train_time"] for line in (tmp_path / "whole" / "metrics.jsonl").open())
+    lines = (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()
+    total = sum(json.loads(line)["train_time"] for line in lines)
     moments = random.Random(0)
     for kill in range(10):
         run = spawn(*command, "--checkpoint-dir", "killed", "--resume")
