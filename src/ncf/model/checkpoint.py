@@ -194,13 +194,16 @@ def run_fingerprint(config: TrainConfig, dataset: Dataset) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def check_free(path: Path, *, overwrite: bool) -> None:
-    """Raise InputError where a run may not be written to the directory `path`: it holds one, or something else."""
+def check_free(path: Path, *, overwrite: bool) -> list[Path]:
+    """The files that a new run in the directory `path` replaces, `config.json` first.
+
+    Raises InputError where a run may not be written there: it holds one (without `overwrite`), or something else.
+    """
     if (path / CONFIG).exists() and not overwrite:
         raise InputError(
             f"{path} holds a run already: go on with --resume, start anew with --overwrite, or choose another directory"
         )
-    _leftovers(path)
+    return _leftovers(path)
 
 
 def start_run(path: Path, config: TrainConfig, dataset: Dataset, *, resume: bool, overwrite: bool) -> Run:
@@ -219,8 +222,7 @@ def start_run(path: Path, config: TrainConfig, dataset: Dataset, *, resume: bool
         run.config = config
         run.write_config()
         return run
-    check_free(path, overwrite=overwrite)
-    for file in _leftovers(path):
+    for file in check_free(path, overwrite=overwrite):
         file.unlink()
     return Run.create(path, config, dataset)
 
