@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from ncf.model.dropout import drop, drop_mask, keep_of_256
+from ncf.model.dropout import RandomBytes, drop, drop_mask, keep_of_256
 
 
 @pytest.mark.parametrize(("dropout", "keep"), [(0.0, 256), (0.5, 128), (0.25, 192), (0.1, 230), (0.999, 1)])
@@ -46,3 +46,34 @@ def test_the_arithmetic_compares_every_byte_right(dtype, dropout, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "random_", lambda self, *_, **__: self.copy_(every_byte))
     expected = torch.arange(256) < keep_of_256(dropout)
     assert torch.equal(drop_mask(torch.Size([256]), dropout, None, dtype), expected.to(dtype))
+
+
+def xorshift64(word: int) -> int:
+    word ^= word << 13 & (2**64 - 1)
+    word ^= word >> 7
+    return word ^ (word << 17 & (2**64 - 1))
+
+
+def test_random_bytes_are_xorshift64():
+    random = RandomBytes(43)  # not a multiple of the eight bytes of a word
+    random.seed(5)
+    words = [word % 2**64 for word in random.state.tolist()]
+    for _ in range(3):
+        random.advance()
+        words = [xorshift64(word) for word in words]
+        expected = b"".join(word.to_bytes(8, "little") for word in words)[:43]
+        assert bytes(random.bytes.view(torch.uint8).tolist()) == expected
+
+
+def test_random_bytes_are_even_and_unrelated_from_one_time_to_the_next():
+    random = RandomBytes(1_000_000)
+    random.seed(0)
+    random.advance()
+    before = random.bytes.double()
+    random.advance()
+    after = random.bytes.double()
+    counts = torch.bincount(random.bytes.long() + 128, minlength=256).double()
+    chi_squared = ((counts - counts.mean()) ** 2 / counts.mean()).sum().item()
+    assert chi_squared < 255 + 5 * math.sqrt(2 * 255)
+    assert abs(torch.corrcoef(torch.stack([before, after]))[0, 1]) < 5 / 1_000
+    assert abs(torch.corrcoef(torch.stack([after[:-8], after[8:]]))[0, 1]) < 5 / 1_000  # neighbouring words

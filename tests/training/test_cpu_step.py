@@ -4,8 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ncf import workers
+from ncf.model.dropout import RandomBytes, keep_of_256
 from ncf.model.neumf import NeuMF
-from ncf.training import cpu_step
+from ncf.training import cpu_step, cpu_worker
 from ncf.training.cpu_step import CpuGradients, cut_by_user
 from ncf.training.step import loss_sum
 
@@ -30,7 +31,7 @@ def make_batch(rows: int = 77) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.fixture(autouse=True)
 def small_micro_batches(monkeypatch):
-    monkeypatch.setattr(cpu_step, "MICRO_BATCH", 64)  # so that a batch is several, the last one shorter
+    monkeypatch.setattr(cpu_worker, "MICRO_BATCH", 64)  # so that a batch is several, the last one shorter
     monkeypatch.setattr(cpu_step, "SMALLEST_PIECE", 1)
 
 
@@ -63,21 +64,38 @@ def test_a_second_batch_starts_from_zero():
         assert torch.equal(gradient, parameter.grad)
 
 
-def test_gradients_with_dropout_equal_autograd_under_the_same_masks(monkeypatch):
-    """Autograd draws its masks layer by layer for the whole batch; one micro-batch draws the same ones."""
-    monkeypatch.setattr(cpu_step, "MICRO_BATCH", 10_000)
+@pytest.mark.parametrize("dropout", [0.5, 0.3])
+def test_gradients_with_dropout_equal_autograd_under_the_same_masks(dropout, monkeypatch):
+    """One micro-batch draws the bytes of all layers at once; autograd's masks are made of the same bytes."""
+    monkeypatch.setattr(cpu_worker, "MICRO_BATCH", 5 * 77)
     monkeypatch.setattr(cpu_step, "worker_count", lambda: 1)
-    model = make_model({}, dropout=0.5).train()
+    model = make_model({}, dropout=dropout).train()
     users, candidates = make_batch()
     loss = CpuGradients(model, torch.float64)(users, candidates, None, torch.Generator().manual_seed(4))
     found = [parameter.grad.clone() for parameter in model.parameters()]
+    random = RandomBytes(5 * 77 * (256 + 128 + 64))
+    random.seed(int(torch.randint(2**62, (), generator=torch.Generator().manual_seed(4))))
+    random.advance()
+    layers = iter(random.bytes.split([5 * 77 * width for width in (256, 128, 64)]))
+    keep = keep_of_256(dropout)
+    monkeypatch.setattr(
+        "ncf.model.dropout.drop_mask", lambda shape, *_: (next(layers) >= 128 - keep).double().view(shape)
+    )
     model.zero_grad()
-    seed = int(torch.randint(2**62, (), generator=torch.Generator().manual_seed(4)))
-    expected = loss_sum(model, users, candidates, None, torch.float64, torch.Generator().manual_seed(seed))
+    expected = loss_sum(model, users, candidates, None, torch.float64)
     expected.backward()
     torch.testing.assert_close(loss, expected.detach(), rtol=0, atol=1e-10)
     for gradient, parameter in zip(found, model.parameters(), strict=True):
         torch.testing.assert_close(gradient, parameter.grad, rtol=0, atol=1e-10)
+
+
+def test_micro_batches_and_cores_drop_different_activations():
+    """Each interaction occurs twice, far apart: with the same masks their gradients would be equal."""
+    model = make_model({}, dropout=0.5).train()
+    users, items = torch.arange(30).repeat_interleave(26), torch.zeros(30 * 26, 5, dtype=torch.int64)
+    model.user_embedding.data[:] = model.user_embedding.data[0]
+    CpuGradients(model, torch.float64)(users, items, None, torch.Generator().manual_seed(0))
+    assert len(model.user_embedding.grad.unique(dim=0)) == 30
 
 
 def test_bf16_gradients_are_close_to_fp32s():

@@ -35,3 +35,29 @@ def drop(x: Tensor, dropout: float, generator: torch.Generator | None) -> Tensor
         return functional.dropout(x, dropout)
     scale = 256 / keep_of_256(dropout)
     return x * drop_mask(x.shape, dropout, generator, x.dtype).mul_(scale)
+
+
+class RandomBytes:
+    """`n` random bytes at a time, each value of -128 .. 127 as likely: for masks that are drawn in a hurry.
+
+    Eight bytes are a word of xorshift64 (Marsaglia, "Xorshift RNGs", Journal of Statistical Software 2003, shifts 13, 7
+    and 17). Every word has a state of its own, seeded by torch's Mersenne Twister, so that all advance at once in
+    vector instructions: about a quarter of the time that torch takes to draw them.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.state = torch.empty((n + 7) // 8, dtype=torch.int64)
+        self.shifted = torch.empty_like(self.state)
+        self.bytes = self.state.view(torch.int8)[:n]  # [n], new ones after each `advance`
+
+    def seed(self, seed: int) -> None:
+        """Begin the stream of `seed`."""
+        self.state.random_(-(2**63), None, generator=torch.Generator().manual_seed(seed))
+
+    def advance(self) -> None:
+        """Replace `bytes` by the next ones."""
+        state, shifted = self.state, self.shifted
+        state ^= torch.bitwise_left_shift(state, 13, out=shifted)
+        torch.bitwise_right_shift(state, 7, out=shifted)
+        state ^= shifted.bitwise_and_(2**57 - 1)  # torch's shift brings in the sign
+        state ^= torch.bitwise_left_shift(state, 17, out=shifted)

@@ -16,7 +16,7 @@ from ncf.config import TrainConfig
 from ncf.errors import RunError
 from ncf.model.neumf import NeuMF
 from ncf.training.batches import Batches, batch_size_of
-from ncf.training.cpu_step import MICRO_BATCH
+from ncf.training.cpu_worker import MICRO_BATCH
 from ncf.training.step import Step, wants_compile
 from ncf.workers import worker_count
 
