@@ -66,6 +66,21 @@ class Dataset:
         """N."""
         return len(self.train_users)
 
+    @property
+    def first_user(self) -> int:
+        """The number in the whole dataset of the user who is 0 here; see `part.py`."""
+        return 0
+
+    @property
+    def whole_users(self) -> int:
+        """Users of the whole dataset, of which this may be a part."""
+        return self.n_users
+
+    @property
+    def whole_train(self) -> int:
+        """Training interactions of the whole dataset."""
+        return self.n_train
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256, in hex, over everything that training and evaluation can see, however it is stored.
@@ -139,14 +154,14 @@ class Dataset:
         Raises InputError where it is missing, of another version, incomplete or changed.
         """
         path = Path(directory)
-        manifest = _read_manifest(path)
+        manifest = read_manifest(path)
         with connect() as con:
-            tables = {table: _read_table(con, path, table, manifest) for table in TABLES if _has(table, manifest)}
+            tables = {table: read_table(con, path, table, manifest) for table in TABLES if has_table(table, manifest)}
         try:
-            dataset = cls(**_arrays(tables, manifest), summary=manifest["summary"])
+            dataset = cls(**arrays_of(tables, manifest), summary=manifest["summary"])
         except (KeyError, IndexError, TypeError, ValueError, OverflowError, RuntimeError) as error:
             raise InputError(f"{path} is damaged: {explain(error)}; prepare it again") from error
-        if fault := _out_of_range(dataset) or _unlike(dataset._tables(), tables):
+        if fault := out_of_range(dataset) or _unlike(dataset._tables(), tables):
             raise InputError(f"{path} is damaged: {fault}; prepare it again")
         if dataset.fingerprint != manifest["fingerprint"]:
             raise InputError(f"{path} was changed after it was prepared (its fingerprint differs); prepare it again")
@@ -196,7 +211,8 @@ def _digest_value(digest: Any, value: Any) -> None:
     digest.update(little.data)
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def read_manifest(path: Path) -> dict[str, Any]:
+    """`dataset.json` of the dataset at `path`. Raises InputError where there is none, or none that this ncf reads."""
     if not path.is_dir():
         raise InputError(f"{path} is not a directory that exists: make a dataset with `ncf prepare LOG -o {path}`")
     if not (path / MANIFEST).is_file():
@@ -216,23 +232,31 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _has(table: str, manifest: dict[str, Any]) -> bool:
+def has_table(table: str, manifest: dict[str, Any]) -> bool:
+    """Whether the dataset has the file of that table."""
     return table != "negatives" or manifest.get("negatives") is not None
 
 
-def _read_table(
-    connection: DuckDBPyConnection, path: Path, table: str, manifest: dict[str, Any]
+def read_table(
+    connection: DuckDBPyConnection,
+    path: Path,
+    table: str,
+    manifest: dict[str, Any],
+    users: tuple[int, int] | None = None,
 ) -> dict[str, np.ndarray]:
+    """The columns of a table, of all users or of a range. Raises InputError where it is not this dataset's."""
     file = path / f"{table}.parquet"
-    columns = read_parquet(file, connection=connection)
+    columns = read_parquet(file, connection=connection, users=users)
     if read_parquet_metadata(file, connection=connection).get("fingerprint") != manifest["fingerprint"]:
         raise InputError(f"{file} belongs to another dataset (its fingerprint differs); prepare {path} again")
     return columns
 
 
-def _arrays(tables: dict[str, dict[str, np.ndarray]], manifest: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a Dataset, from its files."""
-    n_users, items, heldout = manifest["users"], tables["items"], tables["heldout"]
+def arrays_of(tables: dict[str, dict[str, np.ndarray]], manifest: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a Dataset, from its files; without raw ids where those of ids are not among `tables`."""
+    n_users, heldout = manifest["users"], tables["heldout"]
+    ids = {"id": np.empty(0, dtype=np.int64)}
+    users, items = tables.get("users", ids), tables.get("items", ids)
     held = {}
     for split in SPLITS:
         of_split = heldout["split"] == split
@@ -241,7 +265,7 @@ def _arrays(tables: dict[str, dict[str, np.ndarray]], manifest: dict[str, Any]) 
     width = manifest.get("negatives")
     return {
         "name": manifest["name"],
-        "user_ids": tables["users"]["id"],
+        "user_ids": users["id"],
         "item_ids": items["id"],
         "train_users": torch.from_numpy(tables["train"]["user"]),
         "train_items": torch.from_numpy(tables["train"]["item"]),
@@ -266,7 +290,7 @@ def _unlike(written: dict[str, dict[str, np.ndarray]], read: dict[str, dict[str,
     return None
 
 
-def _out_of_range(dataset: Dataset) -> str | None:
+def out_of_range(dataset: Dataset) -> str | None:
     """What is wrong with the arrays' lengths, types or values; None where nothing is."""
     users = {"train users": dataset.train_users, "dropped users": dataset.dropped_users}
     items = {
