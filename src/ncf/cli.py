@@ -89,7 +89,7 @@ def _fail(place: Place, status: int, message: str, error: BaseException) -> int:
     """Print what went wrong, where this process is the one to say it; the exit status."""
     said: str | None = message
     if place.world > 1:
-        from ncf.distributed import spoken, status_of  # noqa: PLC0415 - torch, which a single process may do without
+        from ncf.meeting import spoken, status_of  # noqa: PLC0415 - torch, which a single process may do without
 
         said, status = spoken(place, message, error), status_of(status, error)
     if said is not None:
@@ -220,7 +220,7 @@ def _train(arguments: argparse.Namespace) -> None:
 
 def _joined(place: Place, device: str) -> AbstractContextManager["Ranks"]:
     from ncf.device import backend_for  # noqa: PLC0415
-    from ncf.distributed import join  # noqa: PLC0415
+    from ncf.meeting import join  # noqa: PLC0415
 
     return join(place, backend_for(device))
 
