@@ -14,14 +14,16 @@ LARGEST_BATCH = 1_048_576  # the recipe's
 STEPS_PER_EPOCH = 100
 
 
-def batch_size_of(config: TrainConfig, n_train: int) -> int:
+def batch_size_of(config: TrainConfig, n_train: int, ranks: int = 1) -> int:
     """Samples in a step, positives and negatives together: as asked, or about 100 steps an epoch.
+
+    What is not asked for holds an interaction of each of `ranks` processes.
 
     Raises InputError where a batch could not hold one interaction and its negatives.
     """
     each = 1 + config.negative_samples
     if config.batch_size is None:
-        return max(1, min(LARGEST_BATCH // each, math.ceil(n_train / STEPS_PER_EPOCH))) * each
+        return max(ranks, min(LARGEST_BATCH // each, math.ceil(n_train / STEPS_PER_EPOCH))) * each
     if config.batch_size < each:
         raise InputError(
             f"--batch-size must hold one interaction and its {config.negative_samples} negatives, so at least {each}: "
@@ -73,7 +75,7 @@ class Batches:
         self.untouched = Untouched(users, items, n_users, n_items)
         self.saturated = bool((self.untouched.counts == 0).any())
         counts = [len(users)] if counts is None else counts
-        self.samples = batch_size_of(config, sum(counts))  # the most in a step, over all ranks
+        self.samples = batch_size_of(config, sum(counts), len(counts))  # the most in a step, over all ranks
         self.steps = steps_of(counts, self.samples // (1 + config.negative_samples))
         self.rows = math.ceil(len(users) / self.steps)  # the most in a step
         self.pad = pad  # a compiled step wants one shape: the last batch is filled with rows of weight 0
