@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 from ncf import __version__
 from ncf.config import LaunchConfig, PrepareConfig, RunConfig, TrainConfig
-from ncf.errors import InputError, NcfWarning, RunError
+from ncf.errors import InputError, NcfWarning, RunError, explain
 from ncf.launch import Place, launch, place_here
-from ncf.options import Parser, add_options, given, take
+from ncf.options import Parser, add_options, add_recipe_names, given, take
 
 if TYPE_CHECKING:
     from ncf.distributed import Ranks
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (InputError, RunError, OSError, MemoryError, RuntimeError, KeyboardInterrupt) as error:
-        status, message = _explain(error)
+        status, message = explain(error)
         return _fail(place, status, " ".join(message.split()), error)
     return 0
 
@@ -95,20 +95,6 @@ def _fail(place: Place, status: int, message: str, error: BaseException) -> int:
     if said is not None:
         print(f"ncf: {said}", file=sys.stderr, flush=True)
     return status
-
-
-def _explain(error: BaseException) -> tuple[int, str]:
-    """Exit status and message of what a user or a machine can cause; anything else is ours, and is raised again."""
-    text = str(error)
-    if isinstance(error, KeyboardInterrupt):
-        return 130, f"interrupted{f'; {text}' if text else ''}"
-    if isinstance(error, (InputError, RunError)):
-        return (2 if isinstance(error, InputError) else 1), f"error: {text}"
-    if isinstance(error, OSError):
-        return 1, f"error: {error.filename or 'system'}: {error.strerror or text}"
-    if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text:
-        return 1, "error: out of memory: use a larger device, or a smaller --batch-size, --valid-users-per-batch or log"
-    raise error
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_args: Any, **_kwargs: Any) -> None:
@@ -173,29 +159,12 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     add_options(parser, TrainConfig)
     add_options(parser, RunConfig)
     add_options(parser, LaunchConfig)
-    recipe = parser.add_argument_group("the recipe's other names")
-    recipe.add_argument(
-        "--no-neg-trick",
-        dest="neg_trick",
-        action="store_false",
-        default=argparse.SUPPRESS,
-        help="draw exact negatives, which is the default",
-    )
-    recipe.add_argument(
-        "--fp16",
-        "--amp",
-        dest="precision",
-        action="store_const",
-        const="fp16",
-        default=argparse.SUPPRESS,
-        help="--precision fp16",
-    )
-    recipe.add_argument("--xla", dest="compile", action="store_true", default=argparse.SUPPRESS, help="--compile")
+    add_recipe_names(parser)
 
 
 def _train(arguments: argparse.Namespace) -> None:
-    from ncf.data.dataset import read_manifest  # noqa: PLC0415
     from ncf.data.part import load_dataset  # noqa: PLC0415
+    from ncf.data.tables import read_manifest  # noqa: PLC0415
     from ncf.training.train import train  # noqa: PLC0415
 
     config, run = take(TrainConfig, arguments), take(RunConfig, arguments)
@@ -260,7 +229,7 @@ def _print_evaluation(
     split: str = "test",
     as_json: bool = False,
 ) -> None:
-    from ncf.data.dataset import read_manifest  # noqa: PLC0415
+    from ncf.data.tables import read_manifest  # noqa: PLC0415
     from ncf.recommender import Recommender  # noqa: PLC0415
     from ncf.report import test_line  # noqa: PLC0415
 

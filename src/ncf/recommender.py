@@ -22,8 +22,9 @@ from ncf.device import pick_device
 from ncf.distributed import ALONE, Ranks
 from ncf.errors import InputError
 from ncf.files import locked
-from ncf.model.checkpoint import BEST, DEPLOY, LOCK, Run, check_free
+from ncf.model.checkpoint import BEST, DEPLOY, LOCK, Run
 from ncf.model.neumf import NeuMF
+from ncf.model.start import check_free
 from ncf.ranking.evaluate import Evaluation, evaluate, protocol_line, warn_if_odd
 from ncf.ranking.exam import make_exam
 from ncf.ranking.scoring import NeuralScorer

@@ -80,36 +80,29 @@ def test_train_on_three_kill_one_resume_on_one_evaluate_on_two(start, data, tmp_
     assert (json.loads(out), err) == (expected, "")
 
 
-def test_torchrun_starts_again_from_the_last_epoch(start, data, tmp_path):
-    """Also: --fit-all on ranks, resumed bit for bit on as many, and an overwrite that happens once."""
-    options = ["--data", data, "-e", 40, "--fit-all", "--overwrite"]
+def test_torchrun_starts_again_and_mpirun_gives_the_same_bits(start, data, tmp_path):
+    """A rank is killed under torchrun, which resumes; a run under mpirun is never disturbed. Both with --fit-all."""
+    options = [*TRAIN, "--data", data, "-e", 8, "-b", 100, "--fit-all", "--overwrite", "--checkpoint-dir"]
     path = tmp_path / "killed"
-    command = ["--nproc-per-node", 2, "--max-restarts", 1, "-m", "ncf", *TRAIN, *options, "--checkpoint-dir"]
-    run = start(*command, path, program=TORCHRUN)
-    wait_for(path / "metrics.jsonl", '"epoch": 3,')
+    command = ["--nproc-per-node", 2, "--max-restarts", 1, "-m", "ncf", *options, path]
+    run = start(*command, program=TORCHRUN)
+    wait_for(path / "metrics.jsonl", '"epoch": 2,')
     os.kill(ranks_of(run.pid)[0], signal.SIGKILL)
     out, err = run.communicate(timeout=80)
     assert run.returncode == 0, err
     assert out.count("Epoch: 01,") == 1
     assert "Deploy: trained on all 90 interactions" in out
-    assert epochs(path) == 40
-    whole = start(*command, tmp_path / "whole", program=TORCHRUN)
-    assert whole.wait(timeout=80) == 0
+    assert epochs(path) == 8
+    if shutil.which("mpirun") is None:
+        pytest.skip("Open MPI's mpirun is not installed; what torchrun does was checked")
+    allow = {"OMPI_ALLOW_RUN_AS_ROOT": 1, "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": 1}
+    whole = start("-np", 2, "--oversubscribe", *PYTHON, *options, "whole", program=("mpirun",), **allow)
+    out, err = whole.communicate(timeout=60)
+    assert (whole.returncode, err) == (0, "")
+    assert out.count("Model: whole") == out.count("New Best Epoch: 01") == 1
     for name in ("best", "last", "deploy"):
         ours, theirs = (Run.open(one).load(name)[0] for one in (path, tmp_path / "whole"))
-        for key, tensor in ours.items():
-            assert tensor.equal(theirs[key])
-
-
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI's mpirun is not installed")
-def test_mpirun(start, data, tmp_path):
-    allow = {"OMPI_ALLOW_RUN_AS_ROOT": 1, "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": 1}
-    command = ["-np", 2, "--oversubscribe", *PYTHON, *TRAIN, "--data", data, "-e", 2, "--checkpoint-dir", "run"]
-    run = start(*command, program=("mpirun",), **allow)
-    out, err = run.communicate(timeout=60)
-    assert (run.returncode, err) == (0, "")
-    assert out.count("Model: run") == out.count("New Best Epoch: 01") == 1
-    assert Run.open(tmp_path / "run").has("last")
+        assert all(tensor.equal(theirs[key]) for key, tensor in ours.items())
 
 
 def test_two_hosts_on_loopback(start, data, free_port, tmp_path):

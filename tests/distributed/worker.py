@@ -14,8 +14,9 @@ from ncf.data.part import load_dataset
 from ncf.distributed import LostRankError, Ranks
 from ncf.launch import place_here
 from ncf.meeting import join
-from ncf.model.checkpoint import BEST, DEPLOY, Run, start_run
+from ncf.model.checkpoint import BEST, DEPLOY, Run
 from ncf.model.neumf import NeuMF
+from ncf.model.start import start_run
 from ncf.ranking.evaluate import evaluate
 from ncf.ranking.exam import make_exam
 from ncf.ranking.scoring import NeuralScorer

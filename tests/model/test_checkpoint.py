@@ -6,7 +6,8 @@ import torch
 
 from ncf.config import TrainConfig
 from ncf.errors import InputError, RunError
-from ncf.model.checkpoint import BEST, CONFIG, LAST, Run, start_run
+from ncf.model.checkpoint import BEST, CONFIG, LAST, Run
+from ncf.model.start import start_run
 
 CONFIG_SMALL = TrainConfig(factors=4, layers=(8, 4), epochs=3)
 

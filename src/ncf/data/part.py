@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ncf.data.dataset import Dataset, arrays_of, has_table, out_of_range, read_manifest, read_table
+from ncf.data.dataset import Dataset, out_of_range
 from ncf.data.engine import connect, explain
 from ncf.data.parquet import count_rows, read_user_at
+from ncf.data.tables import arrays_of, has_table, read_manifest, read_table
 from ncf.distributed import ALONE, Ranks
 from ncf.errors import InputError
 

@@ -19,8 +19,9 @@ from ncf.device import check_fits, pick_device
 from ncf.distributed import ALONE, Ranks
 from ncf.errors import InputError, RunError
 from ncf.files import locked
-from ncf.model.checkpoint import BEST, DEPLOY, DEPLOY_LAST, LAST, LOCK, METRICS, Run, start_run
+from ncf.model.checkpoint import BEST, DEPLOY, DEPLOY_LAST, LAST, LOCK, METRICS, Run
 from ncf.model.neumf import check_widths
+from ncf.model.start import start_run
 from ncf.ranking.evaluate import Evaluation, evaluate, protocol_line, warn_if_odd
 from ncf.ranking.exam import Exam, make_exam
 from ncf.ranking.scoring import NeuralScorer, PopularityScorer
