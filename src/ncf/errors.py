@@ -1,7 +1,7 @@
 """What can go wrong: the two exceptions and the one warning that ncf raises on purpose.
 
 The message is always one line that says what is wrong, the value received and how to fix it. Library code raises;
-`cli.py` alone turns an exception into a line on stderr and an exit status.
+`explain` puts it into words, and `cli.py` alone prints it and exits.
 """
 
 

@@ -122,3 +122,28 @@ def test_one_process_gives_nothing_to_anybody():
     assert ALONE.every(7) == [7]
     assert ALONE.from_first(lambda: {"any": object}) == {"any": object}
     assert not torch.distributed.is_initialized()
+
+
+def test_one_rank_with_a_group_steps_as_one_without():
+    """As the GPU benchmark does, to go NCCL's way with one GPU."""
+    from ncf.config import TrainConfig
+    from ncf.distributed import ALONE, Ranks
+    from ncf.meeting import connect
+    from ncf.model.neumf import NeuMF
+    from ncf.training.step import Step
+
+    ranks = Ranks(joined=True, store=torch.distributed.HashStore())
+    connect(ranks, "gloo")
+    try:
+        models = []
+        for group in (ranks, ALONE):
+            model = NeuMF(9, 7, factors=4, layers=(8, 6), dropout=0.0)
+            step = Step(model, TrainConfig(), group)
+            step(torch.arange(9), torch.arange(18).view(9, 2) % 7, None, 18, None)
+            models.append(model)
+        shared = [parameter for name, parameter in model.named_parameters() if name != "user_embedding"]
+        assert ranks.sent == 4 * (sum(parameter.numel() for parameter in shared) + 3)
+        for ours, theirs in zip(*(model.parameters() for model in models), strict=True):
+            assert torch.equal(ours, theirs)
+    finally:
+        torch.distributed.destroy_process_group()
