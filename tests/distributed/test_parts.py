@@ -11,8 +11,9 @@ from safetensors.torch import save_file
 from ncf.config import TrainConfig
 from ncf.data.negatives import Untouched, evaluation_negatives
 from ncf.data.part import cuts
-from ncf.distributed import ALONE
+from ncf.distributed import ALONE, LostRankError
 from ncf.errors import InputError
+from ncf.files import atomic_file
 from ncf.model import neumf
 from ncf.model.neumf import NeuMF
 from ncf.model.weights import write_weights
@@ -126,3 +127,9 @@ def test_weights_are_a_safetensors_file_as_the_library_writes_it(tmp_path):
         for name, tensor in tensors.items():
             assert torch.equal(ours.get_tensor(name), tensor)
     assert (tmp_path / "ours").stat().st_size % 4 == 0
+
+
+def test_a_rank_lost_while_a_file_is_written_stays_a_lost_rank(tmp_path):
+    """Else it would be told as a failure of this rank's own, beside what the launcher says."""
+    with pytest.raises(LostRankError), atomic_file(tmp_path / "last"):
+        raise LostRankError("gone")

@@ -223,7 +223,7 @@ class _Session:
                 ranks=self.ranks,
             )
         except RunError as error:
-            raise RunError(f"{where}{error}") from None
+            raise type(error)(f"{where}{error}") from None  # a lost rank stays one
 
     def _deploy(self, epochs: int) -> None:
         """Train the model to deploy: as many epochs as were chosen, on every interaction, held-out ones too."""
