@@ -17,14 +17,19 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ncf import __version__
-from ncf.config import PrepareConfig, RunConfig, TrainConfig
-from ncf.errors import InputError, NcfWarning, RunError
-from ncf.options import Parser, add_options, given, take
+from ncf.config import LaunchConfig, PrepareConfig, RunConfig, TrainConfig
+from ncf.errors import InputError, NcfWarning, RunError, explain
+from ncf.launch import Place, launch, place_here
+from ncf.options import Parser, add_options, add_recipe_names, given, take
+
+if TYPE_CHECKING:
+    from ncf.distributed import Ranks
 
 EXAM = {
     "topk": "cutoff of HR and NDCG (default: the run's)",
@@ -38,39 +43,67 @@ say = partial(print, flush=True)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit status."""
     warnings.showwarning = _show_warning
+    arguments = sys.argv[1:] if arguments is None else arguments
+    place = Place()
     try:
+        place = place_here()
+        _quiet(place)
         parsed, unknown = _parser().parse_known_args(arguments)
         if unknown:
             raise InputError(f"unrecognized arguments: {' '.join(unknown)}; see `ncf {parsed.name} --help`")
+        parsed.place = place
+        if (devices := _to_launch(parsed)) > 1:
+            return launch(devices, arguments)
         parsed.command(parsed)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output has had enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (InputError, RunError, OSError, MemoryError, RuntimeError, KeyboardInterrupt) as error:
-        status, message = _explain(error)
-        print(f"ncf: {' '.join(message.split())}", file=sys.stderr)
-        return status
+        status, message = explain(error)
+        return _fail(place, status, " ".join(message.split()), error)
     return 0
 
 
-def _explain(error: BaseException) -> tuple[int, str]:
-    """Exit status and message of what a user or a machine can cause; anything else is ours, and is raised again."""
-    text = str(error)
-    if isinstance(error, KeyboardInterrupt):
-        return 130, f"interrupted{f'; {text}' if text else ''}"
-    if isinstance(error, (InputError, RunError)):
-        return (2 if isinstance(error, InputError) else 1), f"error: {text}"
-    if isinstance(error, OSError):
-        return 1, f"error: {error.filename or 'system'}: {error.strerror or text}"
-    if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text:
-        return 1, "error: out of memory: use a larger device, or a smaller --batch-size, --valid-users-per-batch or log"
-    raise error
+def _quiet(place: Place) -> None:
+    """Of several processes the first speaks; torch's own warnings of lost connections would hide our line."""
+    if place.world > 1:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+        warnings.showwarning = _show_warning if place.rank == 0 else _show_nothing
+
+
+def _to_launch(parsed: argparse.Namespace) -> int:
+    """How many processes to start; 1 for none, as this is one of them already, or all there is."""
+    place: Place = parsed.place
+    devices = take(LaunchConfig, parsed).devices
+    if devices == 1 or place.ours:
+        return 1
+    if place.world > 1:
+        raise InputError(
+            f"--devices {devices} starts processes, and this is one of {place.world} already: leave it out"
+        )
+    return devices
+
+
+def _fail(place: Place, status: int, message: str, error: BaseException) -> int:
+    """Print what went wrong, where this process is the one to say it; the exit status."""
+    said: str | None = message
+    if place.world > 1:
+        from ncf.meeting import spoken, status_of  # noqa: PLC0415 - torch, which a single process may do without
+
+        said, status = spoken(place, message, error), status_of(status, error)
+    if said is not None:
+        print(f"ncf: {said}", file=sys.stderr, flush=True)
+    return status
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_args: Any, **_kwargs: Any) -> None:
     if issubclass(category, NcfWarning):
         print(f"ncf: warning: {message}", file=sys.stderr)
+
+
+def _show_nothing(*_args: Any, **_kwargs: Any) -> None:
+    """Another process shows the warnings that all of them meet."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -125,42 +158,40 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", choices=("train", "test"), default="train", help="`test` is `ncf evaluate`")
     add_options(parser, TrainConfig)
     add_options(parser, RunConfig)
-    recipe = parser.add_argument_group("the recipe's other names")
-    recipe.add_argument(
-        "--no-neg-trick",
-        dest="neg_trick",
-        action="store_false",
-        default=argparse.SUPPRESS,
-        help="draw exact negatives, which is the default",
-    )
-    recipe.add_argument(
-        "--fp16",
-        "--amp",
-        dest="precision",
-        action="store_const",
-        const="fp16",
-        default=argparse.SUPPRESS,
-        help="--precision fp16",
-    )
-    recipe.add_argument("--xla", dest="compile", action="store_true", default=argparse.SUPPRESS, help="--compile")
+    add_options(parser, LaunchConfig)
+    add_recipe_names(parser)
 
 
 def _train(arguments: argparse.Namespace) -> None:
-    from ncf.data.dataset import Dataset  # noqa: PLC0415
+    from ncf.data.part import load_dataset  # noqa: PLC0415
+    from ncf.data.tables import read_manifest  # noqa: PLC0415
     from ncf.training.train import train  # noqa: PLC0415
 
     config, run = take(TrainConfig, arguments), take(RunConfig, arguments)
-    dataset = Dataset.load(arguments.data)
     if arguments.mode == "test":
         _print_evaluation(
-            run.checkpoint_dir or f"runs/{dataset.name}",
+            arguments.place,
+            run.checkpoint_dir or f"runs/{read_manifest(Path(arguments.data))['name']}",
             data=arguments.data,
             device=run.device,
             precision=config.precision,
             protocol={name: value for name, value in given(TrainConfig, arguments).items() if name in EXAM},
         )
         return
-    train(dataset, config, run, progress=sys.stderr.isatty(), log=say)
+    if arguments.place.restarts:  # torchrun has started the processes anew, after one failed
+        run = run.replaced(resume=True, overwrite=False)
+    with _joined(arguments.place, run.device) as ranks:
+        dataset = load_dataset(arguments.data, ranks)
+        train(
+            dataset, config, run, progress=sys.stderr.isatty(), log=say if ranks.first else _show_nothing, ranks=ranks
+        )
+
+
+def _joined(place: Place, device: str) -> AbstractContextManager["Ranks"]:
+    from ncf.device import backend_for  # noqa: PLC0415
+    from ncf.meeting import join  # noqa: PLC0415
+
+    return join(place, backend_for(device))
 
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
@@ -170,11 +201,13 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_options(parser, TrainConfig, {**EXAM, "precision": None})
     add_options(parser, RunConfig, {"device": None})
+    add_options(parser, LaunchConfig)
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
     options = given(TrainConfig, arguments)
     _print_evaluation(
+        arguments.place,
         arguments.checkpoint_dir,
         data=arguments.data,
         device=take(RunConfig, arguments).device,
@@ -186,6 +219,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
 
 
 def _print_evaluation(
+    place: Place,
     checkpoint_dir: str,
     *,
     data: str | None,
@@ -195,16 +229,21 @@ def _print_evaluation(
     split: str = "test",
     as_json: bool = False,
 ) -> None:
-    from ncf.data.dataset import Dataset  # noqa: PLC0415
+    from ncf.data.tables import read_manifest  # noqa: PLC0415
     from ncf.recommender import Recommender  # noqa: PLC0415
     from ncf.report import test_line  # noqa: PLC0415
 
-    recommender = Recommender.load(checkpoint_dir, device=device, weights="best")
-    if data and Dataset.load(data).fingerprint != recommender.dataset.fingerprint:
-        raise InputError(f"the run in {checkpoint_dir} was trained on another dataset than {data}: leave --data out")
-    start = time.perf_counter()
-    found = recommender.evaluate(split, precision=precision, progress=sys.stderr.isatty(), **protocol)
-    seconds = time.perf_counter() - start
+    with _joined(place, device) as ranks:
+        recommender = Recommender.load(checkpoint_dir, device=device, weights="best", ranks=ranks)
+        if data and read_manifest(Path(data))["fingerprint"] != recommender.dataset.fingerprint:
+            raise InputError(
+                f"the run in {checkpoint_dir} was trained on another dataset than {data}: leave --data out"
+            )
+        start = time.perf_counter()
+        found = recommender.evaluate(split, precision=precision, progress=sys.stderr.isatty(), **protocol)
+        seconds = time.perf_counter() - start
+    if place.rank:
+        return
     if as_json:
         say(json.dumps(found.to_dict()))
         return

@@ -207,3 +207,10 @@ class RunConfig(Options):
     device: str = option("auto", "auto, cpu, cuda or cuda:N", live=True)
     verbose: bool = option(False, "a line after every epoch, not only after a new best", live=True)
     tensorboard: bool = option(False, "write TensorBoard events into the run's directory", live=True)
+
+
+@dataclass(frozen=True)
+class LaunchConfig(Options):
+    """How many processes compute; each has a range of the users."""
+
+    devices: int = option(1, "processes on this machine, each on a GPU of its own or a share of the CPU's cores", low=1)

@@ -5,15 +5,23 @@ from pathlib import Path
 
 import torch
 
+from ncf.distributed import ALONE, Ranks
 from ncf.errors import InputError
 
 
-def pick_device(name: str) -> torch.device:
+def backend_for(name: str) -> str:
+    """What carries the processes' words where each computes on the device `name`: gloo, and NCCL between GPUs."""
+    on_gpu = name in ("auto", "cuda") and torch.cuda.is_available()
+    return "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+
+
+def pick_device(name: str, ranks: Ranks = ALONE) -> torch.device:
     """The device for `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU where there is one.
 
-    Raises InputError where the name or the device is unknown. On a CPU, denormal numbers are flushed to zero from
-    here on (Adam is some 16 times slower on them, and rows untouched for some 67 steps get there), and torch uses
-    one thread for each physical core that the process may use.
+    Of several processes on a machine each takes a GPU of its own, or its share of the cores. Raises InputError where
+    the name or the device is unknown. On a CPU, denormal numbers are flushed to zero from here on (Adam is some 16
+    times slower on them, and rows untouched for some 67 steps get there), and torch uses one thread for each physical
+    core that the process may use, unless OMP_NUM_THREADS says otherwise.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -25,12 +33,16 @@ def pick_device(name: str) -> torch.device:
         raise InputError(f"--device must be auto, cpu, cuda or cuda:N: got {name!r}")
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= count:
-            raise InputError(f"--device {name} is not there: torch sees {count} CUDA devices; use --device cpu")
-        return torch.device("cuda", device.index or 0)
+        if device.index is not None and ranks.local_world > 1:
+            raise InputError(f"--device {name} cannot serve {ranks.local_world} processes: say --device cuda")
+        index = ranks.local_rank if device.index is None else device.index
+        if index >= count:
+            raise InputError(f"--device cuda:{index} is not there: torch sees {count} CUDA devices; use --device cpu")
+        torch.cuda.set_device(index)
+        return torch.device("cuda", index)
     torch.set_flush_denormal(True)
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(physical_cores())
+        torch.set_num_threads(max(1, physical_cores() // ranks.share))
     return device
 
 

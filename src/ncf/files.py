@@ -33,7 +33,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}") from error
     except RunError as error:  # of a writer that knows the temporary name alone
-        raise RunError(str(error).replace(str(temporary), str(path))) from error
+        raise type(error)(str(error).replace(str(temporary), str(path))) from error
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -32,6 +32,28 @@ def add_options(
             _add(parser, item, texts[item.name] if texts else None)
 
 
+def add_recipe_names(parser: argparse.ArgumentParser) -> None:
+    """Add the recipe's other names of training options."""
+    recipe = parser.add_argument_group("the recipe's other names")
+    recipe.add_argument(
+        "--no-neg-trick",
+        dest="neg_trick",
+        action="store_false",
+        default=argparse.SUPPRESS,
+        help="draw exact negatives, which is the default",
+    )
+    recipe.add_argument(
+        "--fp16",
+        "--amp",
+        dest="precision",
+        action="store_const",
+        const="fp16",
+        default=argparse.SUPPRESS,
+        help="--precision fp16",
+    )
+    recipe.add_argument("--xla", dest="compile", action="store_true", default=argparse.SUPPRESS, help="--compile")
+
+
 def take(group: type[Group], arguments: argparse.Namespace) -> Group:
     """The option group, from what was given on the command line. Raises InputError for a value out of its range."""
     return group(**given(group, arguments))

@@ -19,10 +19,12 @@ from ncf.data.dataset import Dataset
 from ncf.data.directory import replace_directory
 from ncf.data.negatives import Untouched
 from ncf.device import pick_device
+from ncf.distributed import ALONE, Ranks
 from ncf.errors import InputError
 from ncf.files import locked
-from ncf.model.checkpoint import BEST, DEPLOY, LOCK, Run, check_free
+from ncf.model.checkpoint import BEST, DEPLOY, LOCK, Run
 from ncf.model.neumf import NeuMF
+from ncf.model.start import check_free
 from ncf.ranking.evaluate import Evaluation, evaluate, protocol_line, warn_if_odd
 from ncf.ranking.exam import make_exam
 from ncf.ranking.scoring import NeuralScorer
@@ -45,6 +47,7 @@ class Recommender:
         self.config = config or TrainConfig.from_options(options)
         self.device = torch.device("cpu")
         self.weights = BEST
+        self.ranks = ALONE
         self._state: dict[str, Any] = {}
         self._model: NeuMF | None = None
         self._dataset: Dataset | None = None
@@ -72,14 +75,18 @@ class Recommender:
         return self
 
     @classmethod
-    def load(cls, directory: str | Path, *, device: str = "auto", weights: str | None = None) -> Self:
+    def load(
+        cls, directory: str | Path, *, device: str = "auto", weights: str | None = None, ranks: Ranks = ALONE
+    ) -> Self:
         """Read a run's directory (of `ncf train` or `save`); nothing else is needed.
 
-        `weights` is `best` or `deploy`; by default the model to deploy where there is one (`--fit-all`). Raises
-        InputError where the directory is no run, or is damaged, of another version, or a mix of two runs.
+        Of several ranks each reads its own users, and they can `evaluate` together, and no more. `weights` is
+        `best` or `deploy`; by default the model to deploy where there is one (`--fit-all`). Raises InputError where the
+        directory is no run, or is damaged, of another version, or a mix of two runs.
         """
-        run = Run.open(Path(directory))
+        run = Run.open(Path(directory), ranks)
         recommender = cls(run.config)
+        recommender.ranks = ranks
         recommender._take(run, device, weights)
         return recommender
 
@@ -118,9 +125,16 @@ class Recommender:
         given = {"topk": topk, "valid_negative": valid_negative, "valid_users_per_batch": valid_users_per_batch}
         config = self.config.replaced(**{name: value for name, value in given.items() if value is not None})
         check_precision(precision, self.device)
-        exam = make_exam(self.dataset, split, config.valid_negative).to(self.device)
+        exam = make_exam(self.dataset, split, config.valid_negative, self.ranks).to(self.device)
         scorer = NeuralScorer(self.model, DTYPES[precision])
-        found = evaluate(scorer, exam, k=config.topk, users_per_batch=config.valid_users_per_batch, progress=progress)
+        found = evaluate(
+            scorer,
+            exam,
+            k=config.topk,
+            users_per_batch=config.valid_users_per_batch,
+            progress=progress and self.ranks.first,
+            ranks=self.ranks,
+        )
         warn_if_odd(found, exam)
         return found
 
@@ -188,7 +202,7 @@ class Recommender:
     def _take(self, run: Run, device: str, weights: str | None) -> None:
         if weights not in (None, BEST, DEPLOY):
             raise InputError(f"weights must be {BEST} or {DEPLOY}: got {weights!r}")
-        self.device = pick_device(device)
+        self.device = pick_device(device, self.ranks)
         self.weights = weights or (DEPLOY if run.has(DEPLOY) else BEST)
         model, self._state = run.load_model(self.weights)
         self._model, self._dataset = model.to(self.device).eval(), run.dataset

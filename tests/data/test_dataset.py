@@ -11,8 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncf.data.dataset import FILES, NONE, Dataset
+from ncf.data.dataset import NONE, Dataset
 from ncf.data.parquet import read_parquet, read_parquet_metadata, write_parquet
+from ncf.data.tables import FILES
 from ncf.errors import InputError, RunError
 
 

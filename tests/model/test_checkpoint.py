@@ -6,7 +6,8 @@ import torch
 
 from ncf.config import TrainConfig
 from ncf.errors import InputError, RunError
-from ncf.model.checkpoint import BEST, CONFIG, LAST, Run, start_run
+from ncf.model.checkpoint import BEST, CONFIG, LAST, Run
+from ncf.model.start import start_run
 
 CONFIG_SMALL = TrainConfig(factors=4, layers=(8, 4), epochs=3)
 
@@ -143,11 +144,11 @@ def test_resume_may_change_epochs_and_nothing_that_defines_the_run(run, tmp_path
 def test_a_write_that_fails_leaves_the_old_file_whole(run, tmp_path, monkeypatch):
     before = (tmp_path / "best.safetensors").read_bytes()
 
-    def fail(tensors, path, metadata):
+    def fail(path, *_):
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ncf.model.checkpoint.save_file", fail)
+    monkeypatch.setattr("ncf.model.checkpoint.write_weights", fail)
     with pytest.raises(RunError, match="No space left"):
         run.save(BEST, run.new_model().state_dict(), {"epoch": 3})
     assert (tmp_path / "best.safetensors").read_bytes() == before

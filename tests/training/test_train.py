@@ -54,7 +54,7 @@ def test_people_of_different_clusters_get_different_lists(tmp_path, planted):
 @pytest.mark.parametrize("shape", [{}, {"layers": ()}, {"factors": 0}])
 def test_two_runs_with_one_seed_are_equal_and_another_seed_differs(tmp_path, tiny, shape):
     config = dataclasses.replace(SMALL, epochs=2, **shape)
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+    for name, seed in (("a", 0), ("b", 0), ("c", 2)):
         train_into(tmp_path / name, tiny, dataclasses.replace(config, seed=seed))
     assert records(tmp_path / "a") == records(tmp_path / "b") != records(tmp_path / "c")
     for key, value in weights_of(tmp_path / "a").items():
@@ -160,7 +160,9 @@ def test_the_test_split_is_looked_at_once(tmp_path, tiny, monkeypatch):
     from ncf.training import train as module
 
     original = module.make_exam
-    monkeypatch.setattr(module, "make_exam", lambda data, split, n: looks.append(split) or original(data, split, n))
+    monkeypatch.setattr(
+        module, "make_exam", lambda data, split, *rest: looks.append(split) or original(data, split, *rest)
+    )
     train_into(tmp_path, tiny)
     assert looks == ["validation", "test"]
 

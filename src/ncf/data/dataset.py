@@ -13,21 +13,25 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from duckdb import DuckDBPyConnection
 from torch import Tensor
 
-from ncf.data.directory import check_output, is_marked, replace_directory
+from ncf.data.directory import check_output, replace_directory
 from ncf.data.engine import connect, explain
 from ncf.data.negatives import NONE
-from ncf.data.parquet import read_parquet, read_parquet_metadata, write_parquet
+from ncf.data.parquet import write_parquet
+from ncf.data.tables import (
+    FILES,
+    FORMAT_VERSION,
+    KIND,
+    MANIFEST,
+    SPLITS,
+    TABLES,
+    arrays_of,
+    has_table,
+    read_manifest,
+    read_table,
+)
 from ncf.errors import InputError
-
-FORMAT_VERSION = 1
-KIND = "ncf dataset"  # what dataset.json says it belongs to
-MANIFEST = "dataset.json"
-TABLES = ("users", "items", "train", "heldout", "seen", "negatives")
-FILES = frozenset({MANIFEST, *(f"{table}.parquet" for table in TABLES)})
-SPLITS = ("validation", "test")
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,21 @@ class Dataset:
     def n_train(self) -> int:
         """N."""
         return len(self.train_users)
+
+    @property
+    def first_user(self) -> int:
+        """The number in the whole dataset of the user who is 0 here; see `part.py`."""
+        return 0
+
+    @property
+    def whole_users(self) -> int:
+        """Users of the whole dataset, of which this may be a part."""
+        return self.n_users
+
+    @property
+    def whole_train(self) -> int:
+        """Training interactions of the whole dataset."""
+        return self.n_train
 
     @cached_property
     def fingerprint(self) -> str:
@@ -139,14 +158,14 @@ class Dataset:
         Raises InputError where it is missing, of another version, incomplete or changed.
         """
         path = Path(directory)
-        manifest = _read_manifest(path)
+        manifest = read_manifest(path)
         with connect() as con:
-            tables = {table: _read_table(con, path, table, manifest) for table in TABLES if _has(table, manifest)}
+            tables = {table: read_table(con, path, table, manifest) for table in TABLES if has_table(table, manifest)}
         try:
-            dataset = cls(**_arrays(tables, manifest), summary=manifest["summary"])
+            dataset = cls(**arrays_of(tables, manifest), summary=manifest["summary"])
         except (KeyError, IndexError, TypeError, ValueError, OverflowError, RuntimeError) as error:
             raise InputError(f"{path} is damaged: {explain(error)}; prepare it again") from error
-        if fault := _out_of_range(dataset) or _unlike(dataset._tables(), tables):
+        if fault := out_of_range(dataset) or _unlike(dataset._tables(), tables):
             raise InputError(f"{path} is damaged: {fault}; prepare it again")
         if dataset.fingerprint != manifest["fingerprint"]:
             raise InputError(f"{path} was changed after it was prepared (its fingerprint differs); prepare it again")
@@ -196,65 +215,6 @@ def _digest_value(digest: Any, value: Any) -> None:
     digest.update(little.data)
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
-    if not path.is_dir():
-        raise InputError(f"{path} is not a directory that exists: make a dataset with `ncf prepare LOG -o {path}`")
-    if not (path / MANIFEST).is_file():
-        raise InputError(f"{path} is not a dataset (it has no {MANIFEST}): make one with `ncf prepare LOG -o NEW`")
-    if not is_marked(path / MANIFEST, KIND):
-        raise InputError(f"{path / MANIFEST} is damaged, or not of an ncf dataset; prepare it again")
-    manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    if manifest.get("format_version") != FORMAT_VERSION:
-        raise InputError(
-            f"{path} has format version {manifest.get('format_version')!r} and this ncf reads {FORMAT_VERSION}:"
-            " prepare it again"
-        )
-    kinds = {"name": str, "fingerprint": str, "seed": int, "users": int, "items": int, "summary": dict}
-    for key, kind in kinds.items():
-        if not isinstance(manifest.get(key), kind):
-            raise InputError(f"{path / MANIFEST} is damaged: {key} is {manifest.get(key)!r}; prepare it again")
-    return manifest
-
-
-def _has(table: str, manifest: dict[str, Any]) -> bool:
-    return table != "negatives" or manifest.get("negatives") is not None
-
-
-def _read_table(
-    connection: DuckDBPyConnection, path: Path, table: str, manifest: dict[str, Any]
-) -> dict[str, np.ndarray]:
-    file = path / f"{table}.parquet"
-    columns = read_parquet(file, connection=connection)
-    if read_parquet_metadata(file, connection=connection).get("fingerprint") != manifest["fingerprint"]:
-        raise InputError(f"{file} belongs to another dataset (its fingerprint differs); prepare {path} again")
-    return columns
-
-
-def _arrays(tables: dict[str, dict[str, np.ndarray]], manifest: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a Dataset, from its files."""
-    n_users, items, heldout = manifest["users"], tables["items"], tables["heldout"]
-    held = {}
-    for split in SPLITS:
-        of_split = heldout["split"] == split
-        held[split] = torch.full((n_users,), NONE, dtype=torch.int32)
-        held[split][torch.from_numpy(heldout["user"][of_split]).long()] = torch.from_numpy(heldout["item"][of_split])
-    width = manifest.get("negatives")
-    return {
-        "name": manifest["name"],
-        "user_ids": tables["users"]["id"],
-        "item_ids": items["id"],
-        "train_users": torch.from_numpy(tables["train"]["user"]),
-        "train_items": torch.from_numpy(tables["train"]["item"]),
-        "validation_items": held["validation"],
-        "test_items": held["test"],
-        "dropped_users": torch.from_numpy(tables["seen"]["user"]),
-        "dropped_items": torch.from_numpy(tables["seen"]["item"]),
-        "seed": manifest["seed"],
-        "titles": items.get("title"),
-        "negatives": None if width is None else torch.from_numpy(tables["negatives"]["item"]).view(n_users, width),
-    }
-
-
 def _unlike(written: dict[str, dict[str, np.ndarray]], read: dict[str, dict[str, np.ndarray]]) -> str | None:
     """Which file does not hold what this dataset would be written as; None where all do."""
     for table, columns in written.items():
@@ -266,7 +226,7 @@ def _unlike(written: dict[str, dict[str, np.ndarray]], read: dict[str, dict[str,
     return None
 
 
-def _out_of_range(dataset: Dataset) -> str | None:
+def out_of_range(dataset: Dataset) -> str | None:
     """What is wrong with the arrays' lengths, types or values; None where nothing is."""
     users = {"train users": dataset.train_users, "dropped users": dataset.dropped_users}
     items = {

@@ -73,19 +73,20 @@ def draw_unchecked(n_items: int, users: Tensor, n: int, generator: torch.Generat
     return torch.randint(n_items, (len(users), n), generator=generator, device=users.device)
 
 
-def evaluation_negatives(untouched: Untouched, users: Tensor, n: int, seed: int) -> Tensor:
+def evaluation_negatives(untouched: Untouched, users: Tensor, n: int, seed: int, first_user: int = 0) -> Tensor:
     """`n` distinct untouched items for each of `users` [B]: items [B, n], int64, padded with `NONE`.
 
     A user's items depend on `seed` and the user's index alone: not on the other users, the batch, the device or the
-    number of processes. Where a user has fewer than `n` untouched items, all of them. Robert Floyd's algorithm
-    (Bentley and Floyd, "Programming Pearls: a sample of brilliance", CACM 1987), all users at once.
+    number of processes. `first_user` is the index in the whole dataset of the user who is 0 here. Where a user has
+    fewer than `n` untouched items, all of them. Robert Floyd's algorithm (Bentley and Floyd, "Programming Pearls: a
+    sample of brilliance", CACM 1987), all users at once.
     """
     numbers = torch.empty(len(users), n, dtype=torch.int64, device=users.device)
     counts = untouched.counts[users.long()]
     step = max(1, CHUNK // n)
     for at in range(0, len(users), step):
         part = slice(at, at + step)
-        numbers[part] = _floyd(users[part], counts[part], n, seed)
+        numbers[part] = _floyd(users[part] + first_user, counts[part], n, seed)
     return untouched.item_at(users, numbers)
 
 

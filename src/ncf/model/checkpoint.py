@@ -9,58 +9,73 @@
     result.json           how a finished run ended: the closing block and the test score
 
 Each file is written beside its place, synced and renamed, so it is whole or absent, and each carries the run's
-fingerprint, so that a mix of two runs is an error.
+fingerprint, so that a mix of two runs is an error. Of several ranks the first writes; what is written does not depend
+on how many there are.
 """
 
 import hashlib
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 from torch import Tensor
 
-from ncf.config import TrainConfig, flag_name
+from ncf.config import TrainConfig
 from ncf.data.dataset import Dataset
+from ncf.distributed import ALONE, Ranks
 from ncf.errors import InputError, RunError
 from ncf.files import atomic_file
 from ncf.model.neumf import NeuMF
-from ncf.model.run_tables import is_run_table, read_dataset, table_names, write_dataset
+from ncf.model.run_tables import read_dataset, table_names, write_dataset
+from ncf.model.weights import digest_of, read_metadata, read_weights, write_weights
 
 FORMAT_VERSION = 1
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 LOCK = ".lock"
 RESULT = "result.json"
+ABOUT: dict[str, Callable[[Any], Any]] = {
+    "name": str,
+    "seed": int,
+    "users": int,
+    "items": int,
+    "interactions": int,
+    "summary": dict,
+    "fingerprint": str,
+}
 BEST, LAST, DEPLOY, DEPLOY_LAST = "best", "last", "deploy", "deploy-last"
 
 
 class Run:
-    """A run's directory, opened; use `Run.create` or `Run.open`."""
+    """A run's directory, opened; use `Run.create` or `Run.open`. All ranks make the same calls."""
 
-    def __init__(self, path: Path, config: TrainConfig, dataset: Dataset) -> None:
-        self.path, self.config, self.dataset = path, config, dataset
+    def __init__(self, path: Path, config: TrainConfig, dataset: Dataset, ranks: Ranks = ALONE) -> None:
+        self.path, self.config, self.dataset, self.ranks = path, config, dataset, ranks
         self.fingerprint = run_fingerprint(config, dataset)
 
     @classmethod
-    def create(cls, path: Path, config: TrainConfig, dataset: Dataset) -> "Run":
+    def create(cls, path: Path, config: TrainConfig, dataset: Dataset, ranks: Ranks = ALONE) -> "Run":
         """Write the parts of a new run that never change; `config.json` last, as it makes a run of the directory."""
-        run = cls(path, config, dataset)
-        try:
-            write_dataset(path, dataset, run.fingerprint)
-            run.write_config()
-        except RunError:
-            for name in (*table_names(), CONFIG):
-                (path / name).unlink(missing_ok=True)
-            raise
+        run = cls(path, config, dataset, ranks)
+        if ranks.first:
+            try:
+                write_dataset(path, dataset, run.fingerprint)
+                run.write_config()
+            except RunError:
+                for name in (*table_names(), CONFIG):
+                    (path / name).unlink(missing_ok=True)
+                raise
+        ranks.wait()
         return run
 
     def write_config(self) -> None:
         """Write `config.json`."""
+        if not self.ranks.first:
+            return
         dataset = self.dataset
         content = {
             "format": FORMAT_VERSION,
@@ -70,9 +85,9 @@ class Run:
                 "name": dataset.name,
                 "fingerprint": dataset.fingerprint,
                 "seed": dataset.seed,
-                "users": dataset.n_users,
+                "users": dataset.whole_users,
                 "items": dataset.n_items,
-                "interactions": dataset.n_train,
+                "interactions": dataset.whole_train,
                 "summary": dataset.summary,
             },
         }
@@ -80,27 +95,29 @@ class Run:
             temporary.write_text(json.dumps(content, indent=2) + "\n")
 
     @classmethod
-    def open(cls, path: Path) -> "Run":
-        """Read a run. Raises InputError where there is none, or it is damaged, of another version or a mix."""
+    def open(cls, path: Path, ranks: Ranks = ALONE) -> "Run":
+        """Read a run; of several ranks each reads its own users.
+
+        Raises InputError where there is none, or it is damaged, of another version or a mix.
+        """
         content = _read_config(path)
         try:
-            about = content["dataset"]
+            about = {name: kind(content["dataset"][name]) for name, kind in ABOUT.items()}
             config = TrainConfig.from_dict(content["options"])
-            fields_of = str(about["name"]), int(about["seed"]), dict(about["summary"]), str(content["run"])
-            fingerprint = about["fingerprint"]
+            mark = str(content["run"])
         except (KeyError, TypeError, ValueError) as error:
             reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
             raise InputError(f"{path / CONFIG} is damaged: {reason}; train the run again") from None
-        dataset = read_dataset(path, *fields_of)
-        if dataset.fingerprint != fingerprint:
+        dataset = read_dataset(path, about, mark, ranks)
+        if dataset.fingerprint != about["fingerprint"]:
             raise InputError(f"{path}: its tables or {CONFIG} were changed since training; train the run again")
-        run = cls(path, config, dataset)
-        if run.fingerprint != content["run"]:
+        run = cls(path, config, dataset, ranks)
+        if run.fingerprint != mark:
             raise InputError(f"{path / CONFIG} was changed since training, or is of another run; train the run again")
         return run
 
     def new_model(self) -> NeuMF:
-        """A network of this run's sizes, with its initial weights."""
+        """A network of this run's sizes, with its initial weights; users are those of this rank."""
         config, dataset = self.config, self.dataset
         return NeuMF(
             dataset.n_users,
@@ -109,46 +126,60 @@ class Run:
             layers=config.layers,
             dropout=config.dropout,
             seed=config.seed,
+            first_user=dataset.first_user,
         )
 
     def has(self, name: str) -> bool:
         """Whether the weights `name` (best, last, deploy) are there."""
-        return self._file(name).exists()
+        return bool(self.ranks.from_first(self._file(name).exists))
 
     def save(self, name: str, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Write tensors, with `state` (JSON) in their header, in one piece. Raises RunError where it cannot."""
-        tensors = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
+        """Write tensors, with rank 0's `state` (JSON) in their header, in one piece. Raises RunError where it cannot.
+
+        Those with a row a user hold this rank's users, and in the file are whole.
+        """
         metadata = {"format": str(FORMAT_VERSION), "run": self.fingerprint, "state": json.dumps(state)}
-        metadata["sha256"] = _digest(tensors, metadata["state"])
+        n_users = self.dataset.whole_users
+        if not self.ranks.first:
+            write_weights(self._file(name), tensors, metadata, self.ranks, n_users)
+            return
         with atomic_file(self._file(name)) as temporary:
-            try:
-                save_file(tensors, temporary, metadata)
-                shutil.copymode(self.path / CONFIG, temporary)  # safetensors would keep it from other users
-            except SafetensorError as error:
-                raise RunError(f"cannot write {self._file(name)}: {error}") from None
+            write_weights(temporary, tensors, metadata, self.ranks, n_users)
+            shutil.copymode(self.path / CONFIG, temporary)
 
     def load(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Read tensors and state back. Raises InputError where they are absent, damaged or of another run."""
-        path = self._file(name)
+        """Read tensors, user tables cut to this rank's users, and state back; the first rank checks the whole file.
+
+        Raises InputError where they are absent, damaged or of another run.
+        """
+        path, dataset = self._file(name), self.dataset
+        self.ranks.from_first(lambda: self._check_weights(path))
+        rows = slice(dataset.first_user, dataset.first_user + dataset.n_users)
+        try:
+            tensors, metadata, n_users = read_weights(path, rows)
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{path} is damaged: {error}; train the run again") from None
+        if n_users != dataset.whole_users:
+            raise InputError(f"{path} is of {n_users} users and the run has {dataset.whole_users}; train the run again")
+        return tensors, json.loads(metadata["state"])
+
+    def _check_weights(self, path: Path) -> None:
         if not path.exists():
             raise InputError(
                 f"{path} is missing: the run was stopped before its first epoch was saved, or these weights were not "
                 "saved; train it again, or go on with --resume"
             )
         try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dictionary
+            metadata = read_metadata(path)
+            _check_version(path, metadata.get("format"))
+            if metadata.get("run") != self.fingerprint:
+                raise InputError(
+                    f"{path} belongs to another run than {self.path / CONFIG}: do not mix the files of two runs"
+                )
+            if metadata.get("sha256") != digest_of(path, metadata):
+                raise InputError(f"{path} is damaged: its checksum does not match; train the run again")
         except (SafetensorError, OSError) as error:
             raise InputError(f"{path} is damaged: {error}; train the run again") from None
-        _check_version(path, metadata.get("format"))
-        if metadata.get("run") != self.fingerprint:
-            raise InputError(
-                f"{path} belongs to another run than {self.path / CONFIG}: do not mix the files of two runs"
-            )
-        if metadata.get("sha256") != _digest(tensors, metadata.get("state", "")):
-            raise InputError(f"{path} is damaged: its checksum does not match; train the run again")
-        return tensors, json.loads(metadata["state"])
 
     def load_model(self, name: str) -> tuple[NeuMF, dict[str, Any]]:
         """The network with the weights `name`, and the state saved with them."""
@@ -159,10 +190,13 @@ class Run:
 
     def remove(self, name: str) -> None:
         """Delete the weights `name` where they exist."""
-        self._file(name).unlink(missing_ok=True)
+        if self.ranks.first:
+            self._file(name).unlink(missing_ok=True)
 
     def save_result(self, result: dict[str, Any]) -> None:
         """Write `result.json`: the run has ended."""
+        if not self.ranks.first:
+            return
         result = {"run": self.fingerprint, **result}
         result["checksum"] = _checksum(result)
         with atomic_file(self.path / RESULT) as temporary:
@@ -170,18 +204,24 @@ class Run:
 
     def load_result(self, about: dict[str, Any]) -> dict[str, Any] | None:
         """`result.json` of this run where it agrees with `about`; None where there is none, or none that is whole."""
+        found: dict[str, Any] | None = self.ranks.from_first(
+            lambda: self._read_result({"run": self.fingerprint, **about})
+        )
+        return found
+
+    def _read_result(self, expected: dict[str, Any]) -> dict[str, Any] | None:
         try:
             result = json.loads((self.path / RESULT).read_text())
         except (OSError, ValueError):
             return None
-        expected = {"run": self.fingerprint, **about}
         if not isinstance(result, dict) or any(result.get(key) != value for key, value in expected.items()):
             return None
         return result if result.get("checksum") == _checksum(result) else None
 
     def forget_result(self) -> None:
         """Remove `result.json`: the run goes on."""
-        (self.path / RESULT).unlink(missing_ok=True)
+        if self.ranks.first:
+            (self.path / RESULT).unlink(missing_ok=True)
 
     def _file(self, name: str) -> Path:
         return self.path / f"{name}.safetensors"
@@ -194,50 +234,6 @@ def run_fingerprint(config: TrainConfig, dataset: Dataset) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def check_free(path: Path, *, overwrite: bool) -> list[Path]:
-    """The files that a new run in the directory `path` replaces, `config.json` first.
-
-    Raises InputError where a run may not be written there: it holds one (without `overwrite`), or something else.
-    """
-    if (path / CONFIG).exists() and not overwrite:
-        raise InputError(
-            f"{path} holds a run already: go on with --resume, start anew with --overwrite, or choose another directory"
-        )
-    return _leftovers(path)
-
-
-def start_run(path: Path, config: TrainConfig, dataset: Dataset, *, resume: bool, overwrite: bool) -> Run:
-    """The run to train in the directory `path`, which exists: a new one, or with `resume` the one that is there.
-
-    Raises InputError where the directory holds a run (without `resume` or `overwrite`) or anything else, and where
-    the run to resume differs in more than a live option.
-    """
-    if (path / CONFIG).exists() and resume:
-        run = Run.open(path)
-        _check_same(run, config, dataset)
-        if not (path / METRICS).exists() and (run.has(BEST) or run.has(DEPLOY)):  # of Recommender.save
-            raise InputError(
-                f"{path} holds a saved model and no training to go on with: choose another --checkpoint-dir"
-            )
-        run.config = config
-        run.write_config()
-        return run
-    for file in check_free(path, overwrite=overwrite):
-        file.unlink()
-    return Run.create(path, config, dataset)
-
-
-def _check_same(run: Run, config: TrainConfig, dataset: Dataset) -> None:
-    for item in fields(config):
-        ours, theirs = getattr(config, item.name), getattr(run.config, item.name)
-        if ours != theirs and not item.metadata["live"]:
-            raise InputError(
-                f"--resume cannot change {flag_name(item.name)}: the run in {run.path} has {theirs!r}, got {ours!r}"
-            )
-    if dataset.fingerprint != run.dataset.fingerprint:
-        raise InputError(f"--resume: the run in {run.path} was trained on another dataset than {dataset.name}")
-
-
 def load_weights(model: NeuMF, tensors: dict[str, Tensor], source: Path) -> None:
     """Copy `tensors` into the model. Raises InputError where a name or a shape differs."""
     expected = {name: parameter.shape for name, parameter in model.named_parameters()}
@@ -246,25 +242,6 @@ def load_weights(model: NeuMF, tensors: dict[str, Tensor], source: Path) -> None
         odd = sorted(name for name in expected | found if expected.get(name) != found.get(name))
         raise InputError(f"{source} does not fit the run's network: {', '.join(odd)} differ; train the run again")
     model.load_state_dict(tensors)
-
-
-def _leftovers(path: Path) -> list[Path]:
-    """What may be deleted to start a new run in `path`: the files of a run, whole or stopped while it began.
-
-    Raises InputError where there is anything else, as the directory then serves another purpose.
-    """
-    weights = {f"{name}.safetensors" for name in (BEST, LAST, DEPLOY, DEPLOY_LAST)}
-    is_run = (path / CONFIG).exists()
-    found = []
-    for file in path.iterdir():
-        ours = file.name in table_names() and (is_run or is_run_table(file))
-        ours |= is_run and file.name in {CONFIG, METRICS, RESULT, *weights}
-        ours |= file.name.startswith(".") and file.name.endswith(".tmp")
-        if ours:
-            found.append(file)
-        elif file.name != LOCK and not (is_run and file.name.startswith("events.out.tfevents")):
-            raise InputError(f"{path} holds something else than a run ({file.name}): choose another --checkpoint-dir")
-    return sorted(found, key=lambda file: file.name != CONFIG)  # config.json first: the run is gone at once
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -292,12 +269,3 @@ def _check_version(path: Path, version: object) -> None:
 def _checksum(result: dict[str, Any]) -> str:
     text = json.dumps({key: value for key, value in result.items() if key != "checksum"}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _digest(tensors: dict[str, Tensor], state: str) -> str:
-    digest = hashlib.sha256(state.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

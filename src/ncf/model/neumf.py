@@ -6,6 +6,7 @@ evaluation, recommendation and export use.
 Shapes: B users, C candidates each, U users, I items, F factors, H the width of the first hidden layer.
 """
 
+import hashlib
 import itertools
 import math
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from torch.nn import functional
 
 from ncf.errors import InputError
 from ncf.model.dropout import drop
+
+ROWS_DRAWN = 4_096  # rows of a table that share a random stream, so that a table can be drawn from any row on
 
 
 class NeuMF(nn.Module):
@@ -43,6 +46,7 @@ class NeuMF(nn.Module):
         layers: Sequence[int] = (256, 256, 128, 64),
         dropout: float = 0.5,
         seed: int = 0,
+        first_user: int = 0,
     ) -> None:
         super().__init__()
         check_widths(factors, layers)
@@ -54,14 +58,14 @@ class NeuMF(nn.Module):
         hidden = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(layers))
         self.mlp = cast(Sequence[nn.Linear], hidden)  # a ModuleList does not tell what it holds
         self.output = nn.Linear(factors + (layers[-1] if layers else 0), 1)
-        self.reset_parameters(seed)
+        self.reset_parameters(seed, first_user)
 
     @torch.no_grad()
-    def reset_parameters(self, seed: int) -> None:
+    def reset_parameters(self, seed: int, first_user: int = 0) -> None:
         """Draw the initial weights."""
+        draw_table(self.user_embedding, seed, "user", first_user)
+        draw_table(self.item_embedding, seed, "item", 0)
         generator = torch.Generator().manual_seed(seed)
-        for table in (self.user_embedding, self.item_embedding):
-            table.normal_(0, 0.01, generator=generator)
         for layer in self.mlp:
             nn.init.xavier_uniform_(layer.weight, generator=generator)
             nn.init.zeros_(layer.bias)
@@ -141,6 +145,21 @@ class NeuMF(nn.Module):
     def _activate(self, hidden: Tensor, generator: torch.Generator | None) -> Tensor:
         hidden = functional.relu(hidden)
         return drop(hidden, self.dropout, generator) if self.training else hidden
+
+
+def draw_table(table: Tensor, seed: int, name: str, first: int) -> None:
+    """Fill `table` [R, D] with N(0, 0.01): the rows from `first` on of the endless table of that seed, name and width.
+
+    Each block of rows has a stream of its own, from (seed, name, block), so no row depends on how many there are.
+    """
+    end = first + len(table)
+    for block in range(first // ROWS_DRAWN, math.ceil(end / ROWS_DRAWN)):
+        digest = hashlib.sha256(f"{seed} {name} {block}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        start = block * ROWS_DRAWN
+        low, high = max(first, start), min(end, start + ROWS_DRAWN)
+        rows = torch.empty(ROWS_DRAWN, table.shape[1], dtype=table.dtype).normal_(0, 0.01, generator=generator)
+        table[low - first : high - first] = rows[low - start : high - start]
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:

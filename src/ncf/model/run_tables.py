@@ -14,8 +14,11 @@ import torch
 from torch import Tensor
 
 from ncf.data.dataset import Dataset
+from ncf.data.engine import connect, file_list
 from ncf.data.negatives import NONE
-from ncf.data.parquet import read_parquet, read_parquet_metadata, write_parquet
+from ncf.data.parquet import copy_parquet, read_parquet, read_parquet_metadata, write_parquet
+from ncf.data.part import DatasetPart, cut_file, renumbered
+from ncf.distributed import ALONE, Ranks
 from ncf.errors import InputError
 from ncf.files import atomic_file
 
@@ -29,7 +32,10 @@ def table_names() -> tuple[str, ...]:
 
 
 def write_dataset(directory: Path, dataset: Dataset, run: str) -> None:
-    """Write the tables, each in one piece, marked with the run's fingerprint."""
+    """Write the tables of all users, each in one piece, marked with the run's fingerprint."""
+    if isinstance(dataset, DatasetPart):
+        _copy_dataset(dataset.directory, directory, dataset.negatives is not None, run)
+        return
     pairs = [
         (dataset.train_users, dataset.train_items),
         _present(dataset.validation_items),
@@ -60,34 +66,96 @@ def write_dataset(directory: Path, dataset: Dataset, run: str) -> None:
             write_parquet(temporary, columns, {"run": run})
 
 
-def read_dataset(directory: Path, name: str, seed: int, summary: dict[str, Any], run: str) -> Dataset:
-    """Read the tables back. Raises InputError where one is missing, damaged or of another run."""
+def _copy_dataset(source: Path, directory: Path, negatives: bool, run: str) -> None:
+    """The tables from a dataset's directory, row by row: no rank holds them all."""
+
+    def rows(table: str) -> str:
+        return f"read_parquet({file_list((source / f'{table}.parquet',))})"
+
+    split = "CASE split WHEN 'validation' THEN 1 ELSE 2 END::TINYINT"
+    with connect() as con:
+        titled = "title" in [row[0] for row in con.execute(f"DESCRIBE SELECT * FROM {rows('items')}").fetchall()]
+        queries = {
+            USERS: f"SELECT id AS user_id FROM {rows('users')}",
+            ITEMS: f"SELECT id AS item_id{', title' * titled} FROM {rows('items')}",
+            SEEN: f'SELECT "user", item, 0::TINYINT AS split FROM {rows("train")} '
+            f'UNION ALL SELECT "user", item, {split} FROM {rows("heldout")} '
+            f'UNION ALL SELECT "user", item, 3::TINYINT FROM {rows("seen")}',
+        }
+        if negatives:
+            queries[NEGATIVES] = f'SELECT "user", item FROM {rows("negatives")}'
+        for name, query in queries.items():
+            with atomic_file(directory / name) as temporary:
+                copy_parquet(query, temporary, {"run": run}, connection=con)
+
+
+def read_dataset(directory: Path, about: dict[str, Any], run: str, ranks: Ranks = ALONE) -> Dataset:
+    """Read the tables back; of several ranks each reads its own users.
+
+    `about` is what `config.json` says of the dataset. Raises InputError where a table is missing, damaged or of
+    another run.
+    """
+    if ranks.world > 1:
+        return _read_part(directory, about, run, ranks)
     users, items, seen = (_read(directory / file, run) for file in (USERS, ITEMS, SEEN))
     n_users, n_items = len(users["user_id"]), len(items["item_id"])
+    negatives = _read(directory / NEGATIVES, run) if (directory / NEGATIVES).exists() else None
+    return Dataset(
+        name=about["name"],
+        user_ids=users["user_id"],
+        item_ids=items["item_id"],
+        seed=about["seed"],
+        titles=items.get("title"),
+        summary=about["summary"],
+        **_pairs(directory, seen, negatives, n_users, n_items),
+    )
+
+
+def _read_part(directory: Path, about: dict[str, Any], run: str, ranks: Ranks) -> DatasetPart:
+    sizes = about["users"], about["items"], about["interactions"]
+    first, end = cut_file(ranks, directory / SEEN, sizes[0], sizes[2])
+    given = ranks.from_first((directory / NEGATIVES).exists)
+    read = {name: _read(directory / name, run, (first, end)) for name in (SEEN, *((NEGATIVES,) if given else ()))}
+    tables = renumbered(read, first)
+    return DatasetPart(
+        name=about["name"],
+        user_ids=np.empty(0, dtype=np.int64),
+        item_ids=np.empty(0, dtype=np.int64),
+        seed=about["seed"],
+        summary=about["summary"],
+        directory=directory,
+        first=first,
+        end=end,
+        sizes=sizes,
+        mark=about["fingerprint"],
+        **_pairs(directory, tables[SEEN], tables.get(NEGATIVES), end - first, sizes[1]),
+    )
+
+
+def _pairs(
+    directory: Path,
+    seen: dict[str, np.ndarray],
+    negatives: dict[str, np.ndarray] | None,
+    n_users: int,
+    n_items: int,
+) -> dict[str, Any]:
+    """The fields of a Dataset that hold users and items."""
+    if len(seen["user"]) and (seen["user"].max() >= n_users or seen["item"].max() >= n_items):
+        raise InputError(f"{directory / SEEN} is damaged: an index is out of range; train the run again")
     parts = [
         (torch.from_numpy(seen["user"][chosen]), torch.from_numpy(seen["item"][chosen]))
         for chosen in (seen["split"] == code for code in range(len(SPLITS)))
     ]
-    negatives = None
-    if (directory / NEGATIVES).exists():
-        negatives = torch.from_numpy(_read(directory / NEGATIVES, run)["item"]).view(n_users, -1)
-    if len(seen["user"]) and (seen["user"].max() >= n_users or seen["item"].max() >= n_items):
-        raise InputError(f"{directory / SEEN} is damaged: an index is out of range; train the run again")
-    return Dataset(
-        name=name,
-        user_ids=users["user_id"],
-        item_ids=items["item_id"],
-        train_users=parts[0][0],
-        train_items=parts[0][1],
-        validation_items=_spread(*parts[1], n_users),
-        test_items=_spread(*parts[2], n_users),
-        dropped_users=parts[3][0],
-        dropped_items=parts[3][1],
-        seed=seed,
-        titles=items.get("title"),
-        negatives=negatives,
-        summary=summary,
-    )
+    width = 0 if negatives is None else len(negatives["item"]) // max(1, n_users)
+    return {
+        "train_users": parts[0][0],
+        "train_items": parts[0][1],
+        "validation_items": _spread(*parts[1], n_users),
+        "test_items": _spread(*parts[2], n_users),
+        "dropped_users": parts[3][0],
+        "dropped_items": parts[3][1],
+        "negatives": None if negatives is None else torch.from_numpy(negatives["item"]).view(n_users, width),
+    }
 
 
 def is_run_table(path: Path) -> bool:
@@ -98,10 +166,10 @@ def is_run_table(path: Path) -> bool:
         return False
 
 
-def _read(path: Path, run: str) -> dict[str, np.ndarray]:
+def _read(path: Path, run: str, users: tuple[int, int] | None = None) -> dict[str, np.ndarray]:
     if not path.exists():
         raise InputError(f"{path} is missing: a run's directory must stay whole; train the run again")
-    columns = read_parquet(path)
+    columns = read_parquet(path, users=users)
     if read_parquet_metadata(path).get("run") != run:
         raise InputError(f"{path} belongs to another run: do not mix the files of two runs")
     return columns

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from ncf.distributed import ALONE, Ranks
 from ncf.errors import NcfWarning, RunError
 from ncf.ranking.exam import Exam
 from ncf.ranking.metrics import Metrics, histogram, metrics_of, ranks_of
@@ -41,30 +42,37 @@ class Evaluation(Metrics):
         }
 
 
-def evaluate(scorer: Scorer, exam: Exam, *, k: int, users_per_batch: int = 5000, progress: bool = False) -> Evaluation:
+def evaluate(
+    scorer: Scorer,
+    exam: Exam,
+    *,
+    k: int,
+    users_per_batch: int = 5000,
+    progress: bool = False,
+    ranks: Ranks = ALONE,
+) -> Evaluation:
     """Rank every user's held-out item among the exam's candidates.
 
-    Ties count against the held-out item. Raises RunError where a score is not finite.
+    Ties count against the held-out item. Of several ranks each ranks its own users', and whole numbers are added up.
+    Raises RunError where a score is not finite.
     """
     if exam.negatives is None:
         users_per_batch = min(users_per_batch, max(1, CELLS // exam.untouched.n_items))
     counts = torch.zeros(exam.candidates + 1, dtype=torch.int64, device=exam.users.device)
-    tied = torch.zeros((), dtype=torch.int64, device=exam.users.device)
-    broken = torch.zeros_like(tied)
+    odd = torch.zeros(2, dtype=torch.int64, device=exam.users.device)  # users with a tie, and with a broken score
     starts = range(0, len(exam.users), users_per_batch)
     for at in tqdm(starts, desc="evaluate", unit="batch", leave=False, disable=not progress):
         part = slice(at, at + users_per_batch)
         rank, tie, finite = _rank(scorer, exam, part)
         counts += histogram(rank, exam.candidates)
-        tied += tie.sum()
-        broken += (~finite).sum()
-    if broken.item():
-        raise RunError(
-            f"scores of {broken.item()} of {len(exam.users)} users are not finite: try a lower learning rate"
-        )
+        odd += torch.stack([tie.sum(), (~finite).sum()])
+    found = ranks.sum_(torch.cat([counts, odd]))
+    counts, (tied, broken) = found[:-2], found[-2:].tolist()
+    if broken:
+        raise RunError(f"scores of {broken} of {exam.evaluated} users are not finite: try a lower learning rate")
     metrics = metrics_of(counts, k)
     negatives = "all" if exam.negatives is None else exam.negatives.shape[1]
-    ties = tied.item() / max(1, len(exam.users))
+    ties = tied / exam.evaluated
     return Evaluation(
         **vars(metrics), split=exam.split, protocol=exam.protocol, negatives=negatives, ties=ties, skipped=exam.skipped
     )

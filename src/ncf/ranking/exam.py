@@ -12,12 +12,13 @@ from torch import Tensor
 
 from ncf.data.dataset import Dataset
 from ncf.data.negatives import NONE, Untouched, evaluation_negatives
+from ncf.distributed import ALONE, Ranks
 from ncf.errors import InputError, NcfWarning
 
 
 @dataclass(frozen=True)
 class Exam:
-    """E users, at least one, each with one held-out item, and what it is ranked with."""
+    """E users of this rank, each with one held-out item, and what it is ranked with; sizes over all ranks."""
 
     split: str  # validation or test
     users: Tensor  # [E] int64, ascending
@@ -26,20 +27,9 @@ class Exam:
     negatives: Tensor | None  # [E, n] int32 padded with NONE; None ranks the whole untouched catalogue
     protocol: str  # the negatives in words
     skipped: int  # users with a held-out item but no other item left to rank it with
-
-    @property
-    def candidates(self) -> int:
-        """The most items that a user's held-out item is ranked among, itself included."""
-        if self.negatives is not None:
-            return int((self.negatives != NONE).sum(1).max()) + 1
-        return int(self.untouched.counts[self.users].max()) + 1
-
-    @property
-    def pairs(self) -> int:
-        """User-item pairs that the exam scores."""
-        if self.negatives is None:
-            return len(self.users) * self.untouched.n_items
-        return int((self.negatives != NONE).sum()) + len(self.users)
+    evaluated: int  # users, at least one
+    candidates: int  # the most items that a user's held-out item is ranked among, itself included
+    pairs: int  # user-item pairs that the exam scores
 
     def to(self, device: torch.device) -> "Exam":
         """The same exam on another device."""
@@ -53,50 +43,73 @@ class Exam:
         )
 
 
-def make_exam(dataset: Dataset, split: str, valid_negative: int | str) -> Exam:
+def make_exam(dataset: Dataset, split: str, valid_negative: int | str, ranks: Ranks = ALONE) -> Exam:
     """The exam on the `validation` or `test` split, against `valid_negative` untouched items or `all` of them.
 
     Negatives that came with the log (He's files) serve where the split is `test` and their number is the one asked
     for; one that repeats or equals the positive is left out. Warns of users with fewer untouched items than asked
-    for. Raises InputError where the dataset holds nothing out for the split.
+    for. Of several ranks each has its own users' exam. Raises InputError where the dataset holds nothing out for the
+    split.
     """
     heldout = dataset.heldout(split)
     users = torch.nonzero(heldout != NONE).squeeze(1)
-    if not len(users):
+    untouched = Untouched(*dataset.touched(), dataset.n_users, dataset.n_items)
+    given = dataset.negatives if split == "test" else None
+    if given is not None and given.shape[1] != valid_negative:
+        given = None
+    answerable = untouched.counts[users] > 0
+    if given is not None:
+        # They were not drawn by our rules: a user who has touched every item may still have some.
+        answerable = torch.ones_like(answerable)
+    n = dataset.n_items if valid_negative == "all" else int(valid_negative)
+    held, evaluated, short = ranks.sums(
+        len(users), int(answerable.sum()), int((untouched.counts[users[answerable]] < n).sum())
+    )
+    _check_users(dataset, split, held, evaluated)
+    users = users[answerable]
+    positives = heldout[users].long()
+    if valid_negative == "all":
+        negatives, protocol = None, "all untouched items"
+    elif given is not None:
+        negatives, protocol = _mask_given(given[users].int(), positives), f"the {n} negatives that came with the log"
+    else:
+        negatives = evaluation_negatives(untouched, users, n, dataset.seed, dataset.first_user).int()
+        protocol = f"{'up to ' * bool(short)}{n} untouched items drawn for each user"
+        if short:
+            _warn(f"{short} of {evaluated} users have fewer than {n} untouched items: all of theirs are ranked")
+    counts = untouched.counts[users] if negatives is None else (negatives != NONE).sum(1)
+    pairs = len(users) * dataset.n_items if negatives is None else int(counts.sum()) + len(users)
+    return Exam(
+        split=split,
+        users=users,
+        positives=positives,
+        untouched=untouched,
+        negatives=negatives,
+        protocol=protocol,
+        skipped=held - evaluated,
+        evaluated=evaluated,
+        candidates=max(ranks.every(int(counts.max()) if len(counts) else 0)) + 1,
+        pairs=ranks.sums(pairs)[0],
+    )
+
+
+def _check_users(dataset: Dataset, split: str, held: int, evaluated: int) -> None:
+    """Raise InputError where there is nobody to evaluate, of `held` users with an item in the split; warn of some."""
+    if not held:
         fix = (
             "select the epoch with --select-on test or --select-on last, or prepare it with a validation split"
             if split == "validation"
             else "a test item takes users with two interactions or more"
         )
-        raise InputError(f"dataset {dataset.name} has no {split} items: 0 of {dataset.n_users} users have one; {fix}")
-    untouched = Untouched(*dataset.touched(), dataset.n_users, dataset.n_items)
-    answerable = untouched.counts[users] > 0
-    given = dataset.negatives if split == "test" else None
-    if given is not None and given.shape[1] == valid_negative:
-        # They were not drawn by our rules: a user who has touched every item may still have some.
-        answerable = torch.ones_like(answerable)
-    skipped = int((~answerable).sum())
-    users = users[answerable]
-    if not len(users):
         raise InputError(
-            f"0 of {skipped} users can be evaluated: each has touched every item, so none is left to rank with"
+            f"dataset {dataset.name} has no {split} items: 0 of {dataset.whole_users} users have one; {fix}"
         )
-    exam = Exam(split, users, heldout[users].long(), untouched, None, "all untouched items", skipped)
-    if skipped:
-        _warn(f"{skipped} of {len(heldout)} users have touched every item and are not evaluated")
-    if valid_negative == "all":
-        return exam
-    n = int(valid_negative)
-    if given is not None and given.shape[1] == n:
-        masked = _mask_given(given[users].int(), exam.positives)
-        return replace(exam, negatives=masked, protocol=f"the {n} negatives that came with the log")
-    short = int((untouched.counts[users] < n).sum())
-    if short:
-        _warn(f"{short} of {len(users)} users have fewer than {n} untouched items: all of theirs are ranked")
-    negatives = evaluation_negatives(untouched, users, n, dataset.seed).int()
-    return replace(
-        exam, negatives=negatives, protocol=f"{'up to ' * bool(short)}{n} untouched items drawn for each user"
-    )
+    if not evaluated:
+        raise InputError(
+            f"0 of {held} users can be evaluated: each has touched every item, so none is left to rank with"
+        )
+    if held > evaluated:
+        _warn(f"{held - evaluated} of {dataset.whole_users} users have touched every item and are not evaluated")
 
 
 def _mask_given(negatives: Tensor, positives: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """An epoch's batches: interactions in a new order, with new negatives, on the device that trains."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -14,14 +14,16 @@ LARGEST_BATCH = 1_048_576  # the recipe's
 STEPS_PER_EPOCH = 100
 
 
-def batch_size_of(config: TrainConfig, n_train: int) -> int:
+def batch_size_of(config: TrainConfig, n_train: int, ranks: int = 1) -> int:
     """Samples in a step, positives and negatives together: as asked, or about 100 steps an epoch.
+
+    What is not asked for holds an interaction of each of `ranks` processes.
 
     Raises InputError where a batch could not hold one interaction and its negatives.
     """
     each = 1 + config.negative_samples
     if config.batch_size is None:
-        return max(1, min(LARGEST_BATCH // each, math.ceil(n_train / STEPS_PER_EPOCH))) * each
+        return max(ranks, min(LARGEST_BATCH // each, math.ceil(n_train / STEPS_PER_EPOCH))) * each
     if config.batch_size < each:
         raise InputError(
             f"--batch-size must hold one interaction and its {config.negative_samples} negatives, so at least {each}: "
@@ -30,31 +32,67 @@ def batch_size_of(config: TrainConfig, n_train: int) -> int:
     return config.batch_size
 
 
+def steps_of(counts: Sequence[int], rows: int) -> int:
+    """The fewest steps in which ranks with `counts` interactions visit each once, with at most `rows` in a step.
+
+    In each step a rank takes ceil(count / steps) of its own until none is left. Raises InputError where not even one
+    interaction of each rank fits a step.
+    """
+    busy = sum(count > 0 for count in counts)
+    if busy > rows:
+        raise InputError(
+            f"--batch-size must hold one interaction of each of {busy} processes, with its negatives: it holds {rows}"
+        )
+    low, high = max(1, math.ceil(sum(counts) / rows)), max(1, *counts)
+    while low < high:
+        middle = (low + high) // 2
+        if sum(math.ceil(count / middle) for count in counts) <= rows:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
 class Batches:
-    """Draws an epoch's batches from training pairs `users` and `items` [N] (ascending users), on their device."""
+    """Draws an epoch's batches from training pairs `users` and `items` [N] (ascending users), on their device.
+
+    `counts` are the interactions of every rank where these are one rank's; all then make the same number of steps.
+    """
 
     def __init__(
-        self, users: Tensor, items: Tensor, n_users: int, n_items: int, config: TrainConfig, *, pad: bool = False
+        self,
+        users: Tensor,
+        items: Tensor,
+        n_users: int,
+        n_items: int,
+        config: TrainConfig,
+        *,
+        pad: bool = False,
+        counts: Sequence[int] | None = None,
     ) -> None:
         self.users, self.items, self.n_items = users, items, n_items
         self.negative_samples, self.neg_trick = config.negative_samples, config.neg_trick
         self.untouched = Untouched(users, items, n_users, n_items)
         self.saturated = bool((self.untouched.counts == 0).any())
-        self.rows = batch_size_of(config, len(users)) // (1 + config.negative_samples)
+        counts = [len(users)] if counts is None else counts
+        self.samples = batch_size_of(config, sum(counts), len(counts))  # the most in a step, over all ranks
+        self.steps = steps_of(counts, self.samples // (1 + config.negative_samples))
+        self.rows = math.ceil(len(users) / self.steps)  # the most in a step
         self.pad = pad  # a compiled step wants one shape: the last batch is filled with rows of weight 0
 
     def __len__(self) -> int:
-        return math.ceil(len(self.users) / self.rows)
+        return self.steps
 
     def epoch(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor | None, int]]:
         """The epoch's batches: users [B], candidates [B, 1 + n], weights or None, and the number of samples.
 
-        Every interaction comes once, in column 0. Rows of a batch are sorted by user, which makes the draw and the
-        gathers faster and changes no sum. Weights [B, 1 + n] are 0 where a user has no untouched item.
+        Every interaction comes once, in column 0. A batch may be empty, where other ranks still have some.
+        Rows of a batch are sorted by user, which makes the draw and the gathers faster and changes no sum. Weights
+        [B, 1 + n] are 0 where a user has no untouched item.
         """
         order = torch.randperm(len(self.users), generator=generator, device=self.users.device)
-        for at in range(0, len(order), self.rows):
-            rows = order[at : at + self.rows].sort().values
+        for step in range(self.steps):
+            rows = order[step * self.rows : (step + 1) * self.rows].sort().values
             users, positives = self.users[rows], self.items[rows].unsqueeze(1)
             negatives = self._negatives(users, generator)
             candidates = torch.cat([positives, negatives.to(positives.dtype)], 1)
@@ -66,7 +104,7 @@ class Batches:
         return self.untouched.draw(users, self.negative_samples, generator)
 
     def _weigh(self, users: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor, Tensor | None, int]:
-        missing = self.rows - len(users) if self.pad else 0
+        missing = self.rows - len(users) if self.pad and len(users) else 0
         if not missing and not (self.saturated and not self.neg_trick):
             return users, candidates, None, candidates.numel()
         weights = (candidates >= 0).float()

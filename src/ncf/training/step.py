@@ -13,9 +13,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from ncf.config import TrainConfig
+from ncf.distributed import ALONE, Ranks
 from ncf.errors import InputError, NcfWarning
 from ncf.model.neumf import NeuMF, has_fast_bf16
 from ncf.training.cpu_step import CpuGradients
+from ncf.training.reduction import Reduction
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FIRST_LOSS_SCALE = 65536.0  # where dynamic scaling starts, as torch's own
@@ -59,13 +61,14 @@ def check_precision(precision: str, device: torch.device) -> None:
 
 
 class Step:
-    """Adam on the exact gradient of a batch.
+    """Adam on the exact gradient of a batch, or of the union of the ranks' batches.
 
     Parameters and Adam's state are fp32; only the products are in the chosen precision. A loss scale is one of the
     *mean* loss, as the recipe's is.
     """
 
-    def __init__(self, model: NeuMF, config: TrainConfig) -> None:
+    def __init__(self, model: NeuMF, config: TrainConfig, ranks: Ranks = ALONE, samples: int = 1) -> None:
+        """`samples` is about how many a step has over all ranks, the same number on each of them."""
         self.model = model
         self.device = model.user_embedding.device
         self.dtype = DTYPES[config.precision]
@@ -83,34 +86,55 @@ class Step:
         self.loss_sum: Any = torch.compile(loss_sum) if self.compiled else loss_sum
         by_hand = self.device.type == "cpu" and not self.compiled
         self.cpu = CpuGradients(model, self.dtype) if by_hand else None
+        self.reduction = Reduction(model, ranks) if ranks.joined else None
+        self.samples = samples
 
     def __call__(
         self, users: Tensor, candidates: Tensor, weights: Tensor | None, count: int, generator: torch.Generator | None
     ) -> Tensor:
-        """One step on a batch of `count` samples; the loss sum, left on the device.
+        """One step on a batch of `count` samples; its loss sum, left on the device.
 
         `users` [B], `candidates` [B, C] with the positive in column 0; `weights` [B, C] is 0 where there is no
-        sample, or None for all 1. With fp16, a step whose gradients overflow changes nothing but the loss scale.
+        sample, or None for all 1. With fp16, a step whose gradients overflow changes nothing but the loss scale. Of
+        several ranks each brings its own batch, possibly empty, and all make the step together.
         """
-        if self.cpu is not None:
-            loss = self.cpu(users, candidates, weights, generator)
-            self._divide_gradients(count)
-        else:
-            self.optimizer.zero_grad()
-            own = generator if self.device.type == "cpu" else None  # a GPU's dropout draws from the device's generator
-            loss = self.loss_sum(self.model, users, candidates, weights, self.dtype, own)
-            if self.scaler.is_enabled():
-                self.scaler.scale(loss / count).backward()  # the scale keeps the mean's gradients in fp16's range
-            else:
-                loss.backward()
-                self._divide_gradients(count)
+        # fp16's gradients are those of the mean from the start, as the scale keeps the mean's in its range. What the
+        # mean is over, ranks only know afterwards; until then a number near it serves, which all of them have.
+        divided = 1 if not self.scaler.is_enabled() else count if self.reduction is None else self.samples
+        loss = self._gradients(users, candidates, weights, divided, generator)
+        total: int | Tensor = count
+        if self.reduction is not None:
+            total = self.reduction(count, check_overflow=self.scaler.is_enabled())
+        if isinstance(total, Tensor) or total != divided:
+            self._divide_gradients(total / divided)
         self.scaler.step(self.optimizer)
         self.scaler.update(self.fixed_scale)
         return loss.detach().double()
 
-    def _divide_gradients(self, count: int) -> None:
+    def _gradients(
+        self,
+        users: Tensor,
+        candidates: Tensor,
+        weights: Tensor | None,
+        divided: int,
+        generator: torch.Generator | None,
+    ) -> Tensor:
+        """The loss sum; the parameters get its gradient over `divided`, times fp16's loss scale."""
+        if not len(users):
+            for parameter in self.model.parameters():
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.zero_()
+            return torch.zeros((), dtype=torch.float64, device=self.device)
+        if self.cpu is not None:
+            return self.cpu(users, candidates, weights, generator)
+        self.optimizer.zero_grad()
+        own = generator if self.device.type == "cpu" else None  # a GPU's dropout draws from the device's generator
+        loss: Tensor = self.loss_sum(self.model, users, candidates, weights, self.dtype, own)
+        torch.autograd.backward(self.scaler.scale(loss / divided if divided != 1 else loss))
+        return loss
+
+    def _divide_gradients(self, by: float | Tensor) -> None:
         grads = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        torch._foreach_div_(grads, float(count))
+        torch._foreach_div_(grads, by if isinstance(by, Tensor) else float(by))
 
 
 def wants_compile(config: TrainConfig, device: torch.device) -> bool:

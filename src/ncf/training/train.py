@@ -6,19 +6,22 @@ ncf train --data data/ml-1m --checkpoint-dir runs/ml-1m
 import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ncf.config import RunConfig, TrainConfig
 from ncf.data.dataset import Dataset
 from ncf.device import check_fits, pick_device
+from ncf.distributed import ALONE, Ranks
 from ncf.errors import InputError, RunError
 from ncf.files import locked
-from ncf.model.checkpoint import BEST, DEPLOY, DEPLOY_LAST, LAST, LOCK, METRICS, Run, start_run
+from ncf.model.checkpoint import BEST, DEPLOY, DEPLOY_LAST, LAST, LOCK, METRICS, Run
 from ncf.model.neumf import check_widths
+from ncf.model.start import start_run
 from ncf.ranking.evaluate import Evaluation, evaluate, protocol_line, warn_if_odd
 from ncf.ranking.exam import Exam, make_exam
 from ncf.ranking.scoring import NeuralScorer, PopularityScorer
@@ -55,8 +58,12 @@ def train(
     *,
     progress: bool = False,
     log: Log = lambda _: None,
+    ranks: Ranks = ALONE,
 ) -> TrainResult:
     """Train on `dataset` into the run's directory; `log` gets the lines for standard output.
+
+    Of several ranks each brings its own part of the dataset (`ncf.data.part.load_dataset`); the first writes the
+    run's files and its `log` gets the lines.
 
     The epoch is chosen on the validation split (or as `select_on` says), and the test split is looked at once, at
     the end. SIGKILL at any moment loses at most the running epoch; a resumed run is bit-equal on the same device and
@@ -68,20 +75,21 @@ def train(
     if not isinstance(dataset, Dataset):
         raise InputError(f"train takes a Dataset: make one with ncf.prepare(log): got {type(dataset).__name__}")
     config, run = config or TrainConfig(), run or RunConfig()
-    device = pick_device(run.device)
-    _check(config, run, dataset, device)  # before anything is written
-    exam = _selection_exam(dataset, config)
+    device = pick_device(run.device, ranks)
+    _check(config, run, dataset, device, ranks)  # before anything is written
+    exam = None if config.select_on == "last" else make_exam(dataset, config.select_on, config.valid_negative, ranks)
     path = Path(run.checkpoint_dir or f"runs/{dataset.name}")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--checkpoint-dir {path} cannot be used: {error.strerror}; choose another") from None
-    with locked(path / LOCK, "another `ncf train`"):
-        stored = start_run(path, config, dataset, resume=run.resume, overwrite=run.overwrite)
-        return _Session(stored, config, run, device, exam, progress, log).go()
+    if ranks.first:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"--checkpoint-dir {path} cannot be used: {error.strerror}; choose another") from None
+    with locked(path / LOCK, "another `ncf train`") if ranks.first else nullcontext():
+        stored = start_run(path, config, dataset, resume=run.resume, overwrite=run.overwrite, ranks=ranks)
+        return _Session(stored, config, run, device, exam, progress and ranks.first, log).go()
 
 
-def _check(config: TrainConfig, run: RunConfig, dataset: Dataset, device: torch.device) -> None:
+def _check(config: TrainConfig, run: RunConfig, dataset: Dataset, device: torch.device, ranks: Ranks) -> None:
     """Raise InputError for options that cannot work together, or not with this dataset or device."""
     if run.resume and run.overwrite:
         raise InputError("--resume and --overwrite exclude each other: go on with the run, or start anew")
@@ -94,14 +102,9 @@ def _check(config: TrainConfig, run: RunConfig, dataset: Dataset, device: torch.
     check_widths(config.factors, config.layers)
     check_precision(config.precision, device)
     check_compile(config, device)
-    needed = needed_bytes(dataset.n_users, dataset.n_items, dataset.n_train, config, device)
-    check_fits(device, needed, f"training on {dataset.n_train} interactions")
-
-
-def _selection_exam(dataset: Dataset, config: TrainConfig) -> Exam | None:
-    if config.select_on == "last":
-        return None
-    return make_exam(dataset, config.select_on, config.valid_negative)
+    needed = needed_bytes(dataset.n_users, dataset.n_items, dataset.n_train, config, device, ranks.world)
+    together = ranks.local_world if device.type == "cpu" else 1  # that share the device's memory
+    check_fits(device, needed * together, f"training on {dataset.whole_train} interactions")
 
 
 class _Session:
@@ -118,16 +121,14 @@ class _Session:
         log: Log,
     ) -> None:
         self.stored, self.dataset, self.config, self.run = stored, stored.dataset, config, run
+        self.ranks = stored.ranks
         self.device, self.progress, self.log = device, progress, log
         self.exam = exam and exam.to(device)
         self.metrics = MetricsLog(stored.path / METRICS, config.topk, stored.fingerprint)
 
     def go(self) -> TrainResult:
         """Train what is left to train, and close."""
-        dataset = self.dataset
-        trainer = Trainer(
-            self.stored.new_model(), dataset.train_users, dataset.train_items, self.config, self.device, "train"
-        )
+        trainer = self._trainer(self.dataset.train_users, self.dataset.train_items, "train")
         history = self._resume(trainer)
         if not self._over(history):
             self.stored.forget_result()
@@ -141,13 +142,21 @@ class _Session:
             self._deploy(best.epoch)
         return self._close(history, best)
 
+    def _trainer(self, users: Tensor, items: Tensor, purpose: str) -> Trainer:
+        return Trainer(self.stored.new_model(), users, items, self.config, self.device, purpose, self.ranks)
+
     def _resume(self, trainer: Trainer) -> list[EpochRecord]:
         if not self.stored.has(LAST):
-            return self.metrics.cut_back(0)
+            return self._history(0, None)
         tensors, state = self.stored.load(LAST)
-        history = self.metrics.cut_back(state["epoch"], state["metrics"])
+        history = self._history(state["epoch"], state["metrics"])
         trainer.load_state(tensors, state)
         return history
+
+    def _history(self, epochs: int, digest: str | None) -> list[EpochRecord]:
+        """The first epochs' records, rank 0's on all: what is decided from them is decided alike."""
+        lines = self.ranks.from_first(lambda: [asdict(one) for one in self.metrics.cut_back(epochs, digest)])
+        return [EpochRecord(**line) for line in lines]
 
     def _over(self, history: list[EpochRecord]) -> bool:
         """Whether the last epoch was reached, the target met, or patience lost."""
@@ -161,7 +170,8 @@ class _Session:
         return bool(self.config.patience) and len(history) - best.epoch >= self.config.patience
 
     def _train(self, trainer: Trainer, history: list[EpochRecord]) -> None:
-        board = TensorBoard(self.stored.path, len(history) + 1, self.config.topk) if self.run.tensorboard else None
+        shown = self.run.tensorboard and self.ranks.first
+        board = TensorBoard(self.stored.path, len(history) + 1, self.config.topk) if shown else None
         with closing(board) if board else nullcontext():
             try:
                 while not self._over(history):
@@ -191,9 +201,11 @@ class _Session:
         if new_best:
             state = {"epoch": number, "hr": record.hr, "ndcg": record.ndcg, "select_on": self.config.select_on}
             self.stored.save(BEST, trainer.model.state_dict(), state)
-        self.metrics.append(record)
         tensors, values = trainer.state()
-        self.stored.save(LAST, tensors, {"epoch": number, "metrics": self.metrics.digest(), **values})
+        if self.ranks.first:
+            self.metrics.append(record)
+            values |= {"epoch": number, "metrics": self.metrics.digest()}
+        self.stored.save(LAST, tensors, values)
         if self.run.verbose:
             self.log(epoch_line(record))
         if new_best and self.config.select_on != "last":
@@ -202,16 +214,23 @@ class _Session:
     def _evaluate(self, scorer: NeuralScorer | PopularityScorer, exam: Exam, where: str = "") -> Evaluation:
         batch = self.config.valid_users_per_batch
         try:
-            return evaluate(scorer, exam, k=self.config.topk, users_per_batch=batch, progress=self.progress)
+            return evaluate(
+                scorer,
+                exam,
+                k=self.config.topk,
+                users_per_batch=batch,
+                progress=self.progress,
+                ranks=self.ranks,
+            )
         except RunError as error:
-            raise RunError(f"{where}{error}") from None
+            raise type(error)(f"{where}{error}") from None  # a lost rank stays one
 
     def _deploy(self, epochs: int) -> None:
         """Train the model to deploy: as many epochs as were chosen, on every interaction, held-out ones too."""
         if self.stored.has(DEPLOY) and self.stored.load(DEPLOY)[1]["epoch"] == epochs:
             return
         users, items = self.dataset.everything()
-        trainer = Trainer(self.stored.new_model(), users, items, self.config, self.device, "deploy")
+        trainer = self._trainer(users, items, "deploy")
         done = 0
         if self.stored.has(DEPLOY_LAST):
             tensors, state = self.stored.load(DEPLOY_LAST)
@@ -224,9 +243,8 @@ class _Session:
             self.stored.save(DEPLOY_LAST, tensors, {"epoch": number, **values})
         self.stored.save(DEPLOY, trainer.model.state_dict(), {"epoch": epochs})
         self.stored.remove(DEPLOY_LAST)
-        self.log(
-            f"Deploy: trained on all {len(users)} interactions for {epochs} epochs; `ncf recommend` uses this model"
-        )
+        total = self.ranks.sums(len(users))[0]
+        self.log(f"Deploy: trained on all {total} interactions for {epochs} epochs; `ncf recommend` uses this model")
 
     def _close(self, history: list[EpochRecord], best: EpochRecord) -> TrainResult:
         """Print the closing block, the test line and what they mean; the same again on a finished run."""
@@ -242,6 +260,7 @@ class _Session:
 
     def _judge(self, history: list[EpochRecord], best: EpochRecord) -> tuple[list[str], dict[str, Any] | None]:
         popularity = PopularityScorer(self.dataset.train_items.to(self.device), self.dataset.n_items)
+        self.ranks.sum_(popularity.counts)
         baseline = self.exam and self._evaluate(popularity, self.exam)
         lines = [
             "",
@@ -255,7 +274,7 @@ class _Session:
             "",
         ]
         try:
-            exam = make_exam(self.dataset, "test", self.config.valid_negative).to(self.device)
+            exam = make_exam(self.dataset, "test", self.config.valid_negative, self.ranks).to(self.device)
         except InputError as error:  # nothing to test on, which is no reason to lose what was trained
             return [*lines, f"No test score: {error}", f"Model: {self.stored.path}"], None
         model, state = self.stored.load_model(BEST)

@@ -6,6 +6,7 @@ finished epoch is the run that was never stopped.
 
 import hashlib
 import itertools
+import math
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ncf.config import TrainConfig
+from ncf.distributed import ALONE, Ranks
 from ncf.errors import RunError
 from ncf.model.neumf import NeuMF
 from ncf.training.batches import Batches, batch_size_of
@@ -28,23 +30,41 @@ def stream(seed: int, epoch: int, rank: int, purpose: str) -> int:
 
 
 class Trainer:
-    """Trains `model`, in place, on pairs `users` and `items` [N], ascending users, int32."""
+    """Trains `model`, in place, on pairs `users` and `items` [N], ascending users, int32.
+
+    Of several ranks each has its own users' rows and pairs.
+    """
 
     def __init__(
-        self, model: NeuMF, users: Tensor, items: Tensor, config: TrainConfig, device: torch.device, purpose: str
+        self,
+        model: NeuMF,
+        users: Tensor,
+        items: Tensor,
+        config: TrainConfig,
+        device: torch.device,
+        purpose: str,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.model, self.config, self.device, self.purpose = model.to(device), config, device, purpose
-        pad = wants_compile(config, device)
-        self.batches = Batches(users.to(device), items.to(device), model.n_users, model.n_items, config, pad=pad)
-        self.step = Step(self.model, config)
-        self.samples = 0  # of the last epoch: interactions and their negatives
+        self.ranks = ranks
+        self.batches = Batches(
+            users.to(device),
+            items.to(device),
+            model.n_users,
+            model.n_items,
+            config,
+            pad=wants_compile(config, device),
+            counts=ranks.every(len(users)),
+        )
+        self.step = Step(self.model, config, ranks, self.batches.samples)
+        self.samples = 0  # of the last epoch, over all ranks: interactions and their negatives
 
     def epoch(self, number: int, *, of: int | None = None, progress: bool = False) -> float:
         """Train epoch `number` (from 1, the bar says `of` how many); the mean loss of a sample.
 
         Raises RunError where a loss is not finite, naming the first bad step; the model is then beyond repair.
         """
-        seed = stream(self.config.seed, number, 0, self.purpose)
+        seed = stream(self.config.seed, number, self.ranks.rank, self.purpose)
         generator = torch.Generator(self.device).manual_seed(seed)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)  # torch's own dropout draws from the device's generator
@@ -61,15 +81,16 @@ class Trainer:
         for users, candidates, weights, count in bar:
             losses.append(self.step(users, candidates, weights, count, generator))
             samples += count
-        steps = torch.stack(losses)  # the device is asked once, here, at the epoch's end
+        found = torch.cat([torch.stack(losses), losses[0].new_tensor([samples])])
+        steps, total = torch.split(self.ranks.sum_(found), [len(losses), 1])  # the device is asked once, here
         bad = torch.nonzero(~torch.isfinite(steps))
         if len(bad):
             raise RunError(
                 f"the loss is not finite in epoch {number}, step {int(bad[0]) + 1} of {len(steps)}: "
                 f"try a lower --learning-rate than {self.config.learning_rate:g}"
             )
-        self.samples = samples
-        return steps.sum().item() / samples
+        self.samples = int(total)
+        return float(steps.sum()) / self.samples
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that the next epoch depends on: tensors, and values that JSON can hold."""
@@ -94,8 +115,10 @@ class Trainer:
         self.step.scaler.load_state_dict(values["loss_scaler"])
 
 
-def needed_bytes(n_users: int, n_items: int, n_train: int, config: TrainConfig, device: torch.device) -> int:
-    """About how much memory training takes, in bytes.
+def needed_bytes(
+    n_users: int, n_items: int, n_train: int, config: TrainConfig, device: torch.device, ranks: int = 1
+) -> int:
+    """About how much memory training takes, in bytes, of one of `ranks` processes with `n_users` and `n_train`.
 
     Parameters, their gradients and Adam's two moments; the item table and its gradients, one a core; the pairs with
     the keys of the negatives' search; a batch and its activations.
@@ -105,7 +128,7 @@ def needed_bytes(n_users: int, n_items: int, n_train: int, config: TrainConfig, 
     network = sum(a * b for a, b in itertools.pairwise(config.layers))
     by_hand = device.type == "cpu" and not wants_compile(config, device)
     item_tables = n_items * (config.factors + (config.layers[1] if config.layers else 0)) * (1 + worker_count())
-    batch = batch_size_of(config, n_train)
+    batch = math.ceil(batch_size_of(config, n_train * ranks) / ranks)
     samples = min(batch, MICRO_BATCH * worker_count()) if by_hand else batch
     activations = samples * (config.factors + sum(config.layers)) * 4 * (4 if config.precision == "fp32" else 2)
     return 16 * (tables + network) + 4 * item_tables + 24 * n_train + 32 * batch + activations
