@@ -176,6 +176,16 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) 
     return functional.linear(x, weight, bias)
 
 
+def product_into(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """x @ weight + b into `out` [R, Z], on a CPU; `x` [R, A], `weight` [A, Z] and `bias` [Z] are of its dtype."""
+    if out.dtype == torch.bfloat16 and not has_fast_bf16():
+        out.copy_(product(x, weight.T, bias, out.dtype))
+    elif bias is None:
+        torch.mm(x, weight, out=out)
+    else:
+        torch.addmm(bias, x, weight, out=out)
+
+
 def has_fast_bf16() -> bool:
     """Whether this CPU multiplies bf16 in hardware (AVX-512 or AMX), as oneDNN sees it."""
     return hasattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported") and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -3,17 +3,19 @@
 Everything that ranks (evaluation, recommendation) goes through a `Scorer`, so that there is one scoring path.
 """
 
-from collections.abc import Callable
-from typing import Protocol
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ncf.model.neumf import NeuMF
+from ncf.model.neumf import NeuMF, product_into
 from ncf.workers import spread
 
-CHUNK = 4_096  # user-item pairs that a core scores at a time
+CHUNK = 2_048  # user-item pairs that a core scores at a time
 GPU_CHUNK = 1_048_576  # and a GPU
 
 
@@ -30,24 +32,33 @@ class Scorer(Protocol):
 class NeuralScorer:
     """Scores of a trained network, as logits; the item side of the first layer is computed once, here.
 
-    On a CPU each core takes chunks of its own.
+    On a CPU each core takes chunks of its own, through the layers in buffers that stay in its cache.
     """
 
     def __init__(self, model: NeuMF, dtype: torch.dtype = torch.float32) -> None:
         self.model, self.dtype = model.eval(), dtype
         with torch.no_grad():
             self.table = model.item_table(dtype)
-        self.chunk = CHUNK if self.table.device.type == "cpu" else GPU_CHUNK
+        self.on_cpu = self.table.device.type == "cpu"
+        self.buffers = threading.local()
+        if self.on_cpu:
+            with torch.no_grad():
+                self.items = self.table[:, model.factors :].to(dtype).contiguous()  # [I, H1], the MLP's side
+            self.weights = [layer.weight.detach().to(dtype).T for layer in model.mlp[1:]]
+            self.biases = [layer.bias.detach().to(dtype) for layer in model.mlp[1:]]
 
     def score(self, users: Tensor, items: Tensor) -> Tensor:
         """Scores [B, C] of `items` [B, C] for `users` [B]."""
         scores = torch.empty(items.shape, device=items.device)
-        step = max(1, self.chunk // items.shape[1])
+        step = max(1, (CHUNK if self.on_cpu else GPU_CHUNK) // items.shape[1])
 
         def score_chunk(at: int) -> None:
             part = slice(at, at + step)
             rows = self.model.user_rows(users[part], self.dtype)
-            scores[part] = self.model.logits(rows, functional.embedding(items[part], self.table), self.dtype)
+            if self.on_cpu:
+                self._score_candidates(rows, items[part], scores[part])
+            else:
+                scores[part] = self.model.logits(rows, functional.embedding(items[part], self.table), self.dtype)
 
         self._for_each(score_chunk, range(0, len(users), step))
         return scores
@@ -55,26 +66,75 @@ class NeuralScorer:
     def score_all(self, users: Tensor) -> Tensor:
         """Scores [B, I] of the whole catalogue for `users` [B]."""
         scores = torch.empty(len(users), len(self.table), device=users.device)
-        item_step = min(self.chunk, len(self.table))
-        user_step = max(1, self.chunk // item_step)
+        chunk = CHUNK if self.on_cpu else GPU_CHUNK
+        item_step = min(chunk, len(self.table))
+        user_step = max(1, chunk // item_step)
+        with torch.no_grad():
+            rows = self.model.user_rows(users, self.dtype)
 
-        def score_chunk(at: int) -> None:
-            part = slice(at, at + user_step)
-            rows = self.model.user_rows(users[part], self.dtype)
-            for i in range(0, len(self.table), item_step):
-                chosen = slice(i, i + item_step)
-                scores[part, chosen] = self.model.logits(rows, self.table[chosen], self.dtype)
+        def score_chunk(at: tuple[int, int]) -> None:
+            some, chosen = slice(at[0], at[0] + user_step), slice(at[1], at[1] + item_step)
+            if self.on_cpu:
+                self._score_block(rows[some], chosen, scores[some, chosen])
+            else:
+                scores[some, chosen] = self.model.logits(rows[some], self.table[chosen], self.dtype)
 
-        self._for_each(score_chunk, range(0, len(users), user_step))
+        starts = itertools.product(range(0, len(users), user_step), range(0, len(self.table), item_step))
+        self._for_each(score_chunk, list(starts))
         return scores
 
-    def _for_each(self, function: Callable[[int], None], starts: range) -> None:
-        if self.table.device.type == "cpu":
+    def _for_each(self, function: Callable[[Any], None], starts: Sequence[Any]) -> None:
+        if self.on_cpu:
             spread(function, starts)
             return
         with torch.no_grad():
             for at in starts:
                 function(at)
+
+    def _score_candidates(self, rows: Tensor, items: Tensor, scores: Tensor) -> None:
+        """Scores [b, C] of `items` [b, C] for the users of `rows` [b, F + H1], into `scores`."""
+        factors, flat = self.model.factors, items.flatten()
+        scores.copy_(self.model.output.bias.expand(scores.shape))
+        if factors:
+            gmf = self._buffer("gmf", len(flat), factors, self.table.dtype)
+            torch.index_select(self.table[:, :factors], 0, flat, out=gmf)
+            gmf = gmf.view(*items.shape, factors)
+            scores += gmf.mul_(rows[:, None, :factors]).sum(2)
+        if self.model.layers:
+            hidden = self._buffer(0, len(flat), self.items.shape[1], self.dtype)
+            torch.index_select(self.items, 0, flat, out=hidden)
+            hidden.view(*items.shape, -1).add_(rows[:, None, factors:])
+            scores += self._through_layers(hidden).view(items.shape)
+
+    def _score_block(self, rows: Tensor, chosen: slice, scores: Tensor) -> None:
+        """Scores [b, c] of the items `chosen` for the users of `rows` [b, F + H1], into `scores`."""
+        factors = self.model.factors
+        scores.copy_(self.model.output.bias.expand(scores.shape))
+        if factors:
+            scores += rows[:, :factors] @ self.table[chosen, :factors].T
+        if self.model.layers:
+            items = self.items[chosen]
+            hidden = self._buffer(0, scores.numel(), items.shape[1], self.dtype)
+            torch.add(items, rows[:, None, factors:].to(self.dtype), out=hidden.view(*scores.shape, -1))
+            scores += self._through_layers(hidden).view(scores.shape)
+
+    def _through_layers(self, hidden: Tensor) -> Tensor:
+        """The MLP's part of the logits, [R], of the first layer's sums [R, H1], which are overwritten."""
+        hidden.relu_()
+        for place, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True), 1):
+            above = self._buffer(place, len(hidden), len(bias), self.dtype)
+            product_into(hidden, weight, bias, above)
+            hidden = above.relu_()
+        output = self.model.output.weight[0, self.model.factors :]
+        return hidden.to(output.dtype) @ output  # in fp32: 16 bits would make ties
+
+    def _buffer(self, name: str | int, rows: int, width: int, dtype: torch.dtype) -> Tensor:
+        """Memory of this thread for [rows, width], the same at every call."""
+        held: Tensor | None = getattr(self.buffers, f"{name}", None)
+        if held is None or len(held) < rows:
+            held = torch.empty(max(rows, CHUNK), width, dtype=dtype)
+            setattr(self.buffers, f"{name}", held)
+        return held[:rows]
 
 
 class PopularityScorer:

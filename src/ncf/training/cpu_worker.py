@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ncf.model.dropout import RandomBytes, keep_of_256
-from ncf.model.neumf import NeuMF, has_fast_bf16, product
+from ncf.model.neumf import NeuMF, product, product_into
 
 MICRO_BATCH = 2_048  # samples: activations of a MiB or two, about what a core has of the cache
 MICRO_BATCHES_A_CHUNK = 8  # users of that many are projected at a time
@@ -204,7 +204,7 @@ class Worker:
             at.random.advance()
         self._activate(at, 0)
         for layer, hidden in enumerate(self.hidden[1:], 1):
-            _product(at.activation[layer - 1], hidden.scaled.T, hidden.bias, at.activation[layer])
+            product_into(at.activation[layer - 1], hidden.scaled.T, hidden.bias, at.activation[layer])
             self._activate(at, layer)
         logits.addmv_(at.activation[-1].to(logits.dtype), self.mlp_output)
 
@@ -222,7 +222,7 @@ class Worker:
             hidden, grad = self.hidden[layer], self._through_activation(at, layer)
             _add_product(grad.T, at.activation[layer - 1], hidden.weight_grad)
             hidden.bias_grad += grad.sum(0, dtype=hidden.bias_grad.dtype)
-            _product(grad, hidden.scaled, None, at.grad[layer - 1])
+            product_into(grad, hidden.scaled, None, at.grad[layer - 1])
         grad = self._through_activation(at, 0)
         if at.first_grad is not grad:
             at.first_grad.copy_(grad)
@@ -235,16 +235,6 @@ class Worker:
         grad = at.grad[layer]
         threshold_backward(grad, at.activation[layer], 0, grad_input=grad)
         return grad
-
-
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """x @ weight + bias into `out`."""
-    if out.dtype == torch.bfloat16 and not has_fast_bf16():
-        out.copy_(product(x, weight.T, bias, out.dtype))
-    elif bias is None:
-        torch.mm(x, weight, out=out)
-    else:
-        torch.addmm(bias, x, weight, out=out)
 
 
 def _add_product(x: Tensor, y: Tensor, total: Tensor) -> None:
