@@ -4,6 +4,7 @@
     ncf train --data DIR             a dataset becomes a model
     ncf evaluate --checkpoint-dir RUN
     ncf recommend --checkpoint-dir RUN --user ID
+    ncf benchmark                    how fast this machine does all that
     ncf doctor                       versions and devices
 
 Data goes to stdout; warnings, notes and progress bars to stderr. Exit status: 0, 2 for input and usage, 1 for a run
@@ -23,20 +24,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ncf import __version__
-from ncf.config import LaunchConfig, PrepareConfig, RunConfig, TrainConfig
+from ncf.config import BenchmarkConfig, LaunchConfig, PrepareConfig, RunConfig, TrainConfig
 from ncf.errors import InputError, NcfWarning, RunError, explain
 from ncf.launch import Place, launch, place_here
-from ncf.options import Parser, add_options, add_recipe_names, given, take
+from ncf.options import (
+    EXAM,
+    Parser,
+    add_benchmark,
+    add_evaluate,
+    add_prepare,
+    add_recommend,
+    add_train,
+    given,
+    take,
+)
 
 if TYPE_CHECKING:
     from ncf.distributed import Ranks
 
-EXAM = {
-    "topk": "cutoff of HR and NDCG (default: the run's)",
-    "valid_negative": "untouched items ranked with the held-out one, or all (default: the run's)",
-    "valid_users_per_batch": "users scored at a time (default: the run's)",
-}
-LIST = {"topk": "items to list for a user (default: 10)", "precision": None}
 say = partial(print, flush=True)
 
 
@@ -110,10 +115,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="ncf", description="Neural Collaborative Filtering.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"ncf {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
-    _add_prepare(_command(commands, "prepare", "turn a log into a dataset", _prepare))
-    _add_train(_command(commands, "train", "train a model on a dataset", _train))
-    _add_evaluate(_command(commands, "evaluate", "score a trained model", _evaluate))
-    _add_recommend(_command(commands, "recommend", "list the best items of users", _recommend))
+    add_prepare(_command(commands, "prepare", "turn a log into a dataset", _prepare))
+    add_train(_command(commands, "train", "train a model on a dataset", _train))
+    add_evaluate(_command(commands, "evaluate", "score a trained model", _evaluate))
+    add_recommend(_command(commands, "recommend", "list the best items of users", _recommend))
+    add_benchmark(_command(commands, "benchmark", "measure how fast this machine trains and ranks", _benchmark))
     doctor = _command(commands, "doctor", "show versions, devices and what they can do", _doctor)
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
@@ -125,18 +131,6 @@ def _command(
     parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
     parser.set_defaults(command=function, name=name)
     return parser
-
-
-def _add_prepare(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "source",
-        metavar="SOURCE",
-        help="a file (CSV or any delimiter, gzip, Parquet, JSON lines), a glob, a MovieLens zip or directory, or a "
-        "name: ml-100k, ml-latest-small, ml-1m, ml-10m, ml-20m, ml-25m, ml-32m, synthetic",
-    )
-    parser.add_argument("-o", "--output", metavar="DIR", help="where to write the dataset (default: data/<name>)")
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
-    add_options(parser, PrepareConfig)
 
 
 def _prepare(arguments: argparse.Namespace) -> None:
@@ -151,15 +145,6 @@ def _prepare(arguments: argparse.Namespace) -> None:
         progress=sys.stderr.isatty(),
     )
     say("\n".join(format_summary(dataset)))
-
-
-def _add_train(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", required=True, metavar="DIR", help="the dataset that `ncf prepare` wrote")
-    parser.add_argument("--mode", choices=("train", "test"), default="train", help="`test` is `ncf evaluate`")
-    add_options(parser, TrainConfig)
-    add_options(parser, RunConfig)
-    add_options(parser, LaunchConfig)
-    add_recipe_names(parser)
 
 
 def _train(arguments: argparse.Namespace) -> None:
@@ -192,16 +177,6 @@ def _joined(place: Place, device: str) -> AbstractContextManager["Ranks"]:
     from ncf.meeting import join  # noqa: PLC0415
 
     return join(place, backend_for(device))
-
-
-def _add_evaluate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--checkpoint-dir", required=True, metavar="RUN", help="the run's directory")
-    parser.add_argument("--data", metavar="DIR", help="check that the run was trained on this dataset")
-    parser.add_argument("--split", choices=("test", "validation"), default="test", help="(default: test)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    add_options(parser, TrainConfig, {**EXAM, "precision": None})
-    add_options(parser, RunConfig, {"device": None})
-    add_options(parser, LaunchConfig)
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
@@ -251,19 +226,6 @@ def _print_evaluation(
     say(recommender.describe(found))
 
 
-def _add_recommend(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--checkpoint-dir", required=True, metavar="RUN", help="the run's directory")
-    users = parser.add_mutually_exclusive_group(required=True)
-    users.add_argument("--user", action="append", metavar="ID", help="a user, by the log's id; may be repeated")
-    users.add_argument("--users-file", metavar="FILE", help="a file with a user's id in each line")
-    users.add_argument("--all", action="store_true", help="every user")
-    parser.add_argument("--include-seen", action="store_true", help="also list what the user has touched")
-    parser.add_argument("--format", choices=("table", "csv", "json"), default="table", help="(default: table)")
-    parser.add_argument("-o", "--output", metavar="FILE", help="write here instead of standard output")
-    add_options(parser, TrainConfig, LIST)
-    add_options(parser, RunConfig, {"device": None})
-
-
 def _recommend(arguments: argparse.Namespace) -> None:
     from ncf.listing import write_lists  # noqa: PLC0415
     from ncf.recommender import Recommender  # noqa: PLC0415
@@ -294,6 +256,24 @@ def _users(arguments: argparse.Namespace, everyone: list[Any]) -> list[Any]:
     if not users:
         raise InputError(f"--users-file {arguments.users_file} names no user: give an id in each line")
     return users
+
+
+def _benchmark(arguments: argparse.Namespace) -> None:
+    from ncf.benchmark import benchmark  # noqa: PLC0415
+    from ncf.benchmark_table import format_benchmark, merged  # noqa: PLC0415
+    from ncf.data.dataset import Dataset  # noqa: PLC0415
+
+    config, sizes = take(TrainConfig, arguments), take(BenchmarkConfig, arguments)
+    if arguments.data and given(BenchmarkConfig, arguments):
+        raise InputError(f"--data {arguments.data} has its own sizes: leave --users, --items and --interactions out")
+    results = benchmark(
+        Dataset.load(arguments.data) if arguments.data else sizes,
+        config,
+        precisions=[config.precision] if "precision" in given(TrainConfig, arguments) else [],
+        device=take(RunConfig, arguments).device,
+        progress=sys.stderr.isatty(),
+    )
+    say(json.dumps(merged(results)) if arguments.json else "\n".join(format_benchmark(results)))
 
 
 def _doctor(arguments: argparse.Namespace) -> None:

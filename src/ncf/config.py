@@ -210,6 +210,15 @@ class RunConfig(Options):
 
 
 @dataclass(frozen=True)
+class BenchmarkConfig(Options):
+    """The size of the random log that `ncf benchmark` makes up; MovieLens 20M's by default."""
+
+    users: int = option(138_493, "users of the log", low=1)
+    items: int = option(26_744, "items of the log", low=2)
+    interactions: int = option(20_000_263, "interactions that an epoch visits", low=1)
+
+
+@dataclass(frozen=True)
 class LaunchConfig(Options):
     """How many processes compute; each has a range of the users."""
 

@@ -1,6 +1,9 @@
-"""Which device computes, with how many threads, and whether a job fits its memory."""
+"""Which device computes, with how many threads, and its memory."""
 
 import os
+import platform
+import resource
+import sys
 from pathlib import Path
 
 import torch
@@ -63,6 +66,25 @@ def memory_of(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes that this process has held so far, or on a GPU since its statistics were last reset."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's name, or the CPU's and how many physical cores of it may be used."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    cores = physical_cores()
+    return f"{(names or [platform.machine()])[0]}, {cores} core{'s' * (cores > 1)}"
 
 
 def check_fits(device: torch.device, needed: int, what: str) -> None:

@@ -6,10 +6,30 @@ from collections.abc import Mapping
 from dataclasses import Field, fields
 from typing import Any, NoReturn, TypeVar
 
-from ncf.config import Options, describe_range, flag_name, scalar_types
+from ncf.config import (
+    BenchmarkConfig,
+    LaunchConfig,
+    Options,
+    PrepareConfig,
+    RunConfig,
+    TrainConfig,
+    describe_range,
+    flag_name,
+    scalar_types,
+)
 from ncf.errors import InputError
 
 Group = TypeVar("Group", bound=Options)
+EXAM = {
+    "topk": "cutoff of HR and NDCG (default: the run's)",
+    "valid_negative": "untouched items ranked with the held-out one, or all (default: the run's)",
+    "valid_users_per_batch": "users scored at a time (default: the run's)",
+}
+LIST = {"topk": "items to list for a user (default: 10)", "precision": None}
+MEASURED = {
+    **dict.fromkeys(("factors", "layers", "dropout", "batch_size", "negative_samples", "compile", "topk")),
+    "precision": "fp32, bf16 or fp16 (default: every one that the device supports, one after the other)",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -52,6 +72,63 @@ def add_recipe_names(parser: argparse.ArgumentParser) -> None:
         help="--precision fp16",
     )
     recipe.add_argument("--xla", dest="compile", action="store_true", default=argparse.SUPPRESS, help="--compile")
+
+
+def add_prepare(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `ncf prepare`."""
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a file (CSV or any delimiter, gzip, Parquet, JSON lines), a glob, a MovieLens zip or directory, or a "
+        "name: ml-100k, ml-latest-small, ml-1m, ml-10m, ml-20m, ml-25m, ml-32m, synthetic",
+    )
+    parser.add_argument("-o", "--output", metavar="DIR", help="where to write the dataset (default: data/<name>)")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
+    add_options(parser, PrepareConfig)
+
+
+def add_train(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `ncf train`."""
+    parser.add_argument("--data", required=True, metavar="DIR", help="the dataset that `ncf prepare` wrote")
+    parser.add_argument("--mode", choices=("train", "test"), default="train", help="`test` is `ncf evaluate`")
+    add_options(parser, TrainConfig)
+    add_options(parser, RunConfig)
+    add_options(parser, LaunchConfig)
+    add_recipe_names(parser)
+
+
+def add_evaluate(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `ncf evaluate`."""
+    parser.add_argument("--checkpoint-dir", required=True, metavar="RUN", help="the run's directory")
+    parser.add_argument("--data", metavar="DIR", help="check that the run was trained on this dataset")
+    parser.add_argument("--split", choices=("test", "validation"), default="test", help="(default: test)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_options(parser, TrainConfig, {**EXAM, "precision": None})
+    add_options(parser, RunConfig, {"device": None})
+    add_options(parser, LaunchConfig)
+
+
+def add_recommend(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `ncf recommend`."""
+    parser.add_argument("--checkpoint-dir", required=True, metavar="RUN", help="the run's directory")
+    users = parser.add_mutually_exclusive_group(required=True)
+    users.add_argument("--user", action="append", metavar="ID", help="a user, by the log's id; may be repeated")
+    users.add_argument("--users-file", metavar="FILE", help="a file with a user's id in each line")
+    users.add_argument("--all", action="store_true", help="every user")
+    parser.add_argument("--include-seen", action="store_true", help="also list what the user has touched")
+    parser.add_argument("--format", choices=("table", "csv", "json"), default="table", help="(default: table)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write here instead of standard output")
+    add_options(parser, TrainConfig, LIST)
+    add_options(parser, RunConfig, {"device": None})
+
+
+def add_benchmark(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `ncf benchmark`."""
+    parser.add_argument("--data", metavar="DIR", help="measure on a dataset instead of a random log")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_options(parser, BenchmarkConfig)
+    add_options(parser, TrainConfig, MEASURED)
+    add_options(parser, RunConfig, {"device": None})
 
 
 def take(group: type[Group], arguments: argparse.Namespace) -> Group:

@@ -72,7 +72,7 @@ def generate(
     one is as likely a favourite as any. The same arguments give the same log. Memory is linear in N.
     Raises InputError where no log can have these sizes.
     """
-    _check_sizes(users, items, interactions)
+    check_sizes(users, items, interactions)
     rng = np.random.default_rng(seed)
     degrees = _activity(rng, users, items, interactions)  # [U]
     taste = _Taste.draw(rng, users, items)
@@ -98,7 +98,8 @@ def _group_count(items: int) -> int:
     return min(MAX_GROUPS, max(1, items // 10))
 
 
-def _check_sizes(users: int, items: int, interactions: int) -> None:
+def check_sizes(users: int, items: int, interactions: int) -> None:
+    """Raise InputError where no log can have these sizes."""
     if users < 1 or items < 2:
         raise InputError(f"a synthetic log needs at least 1 user and 2 items: got {users} users and {items} items")
     if interactions < users:

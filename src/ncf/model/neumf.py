@@ -121,15 +121,14 @@ class NeuMF(nn.Module):
         score: Tensor = self.output.bias
         if self.factors:
             user, item = user_rows[:, : self.factors], item_rows[..., : self.factors]
-            gmf = user @ item.T if item.dim() == 2 else torch.bmm(item, user.unsqueeze(2)).squeeze(2)
-            score = score + gmf
+            score = score + (user @ item.T if item.dim() == 2 else _dot(item, user.unsqueeze(1)))
         if self.layers:
             hidden = user_rows[:, None, self.factors :] + item_rows[..., self.factors :]
             hidden = self._activate(hidden.to(dtype), generator)
             for layer in self.mlp[1:]:
                 hidden = self._activate(product(hidden, layer.weight, layer.bias, dtype), generator)
             weight = self.output.weight[:, self.factors :]
-            score = score + product(hidden, weight, None, score.dtype).squeeze(-1)  # 16 bits would make ties
+            score = score + _dot(hidden.to(score.dtype), weight)  # 16 bits would make ties
         return score
 
     def forward(
@@ -160,6 +159,18 @@ def draw_table(table: Tensor, seed: int, name: str, first: int) -> None:
         low, high = max(first, start), min(end, start + ROWS_DRAWN)
         rows = torch.empty(ROWS_DRAWN, table.shape[1], dtype=table.dtype).normal_(0, 0.01, generator=generator)
         table[low - first : high - first] = rows[low - start : high - start]
+
+
+def _dot(x: Tensor, y: Tensor) -> Tensor:
+    """Inner products [B, C] of `x` [B, C, A] or [1, C, A] with `y`, [B, 1, A] or [1, A].
+
+    Compiled it is a sum, which fuses with what makes `x`, and `x` is never written; a product cannot.
+    """
+    if torch.compiler.is_compiling():
+        return (x * y).sum(-1)
+    if y.dim() == 3:
+        return torch.bmm(x, y.transpose(1, 2)).squeeze(2)
+    return functional.linear(x, y).squeeze(-1)
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:

@@ -51,14 +51,15 @@ class NeuralScorer:
         """Scores [B, C] of `items` [B, C] for `users` [B]."""
         scores = torch.empty(items.shape, device=items.device)
         step = max(1, (CHUNK if self.on_cpu else GPU_CHUNK) // items.shape[1])
+        with torch.no_grad():
+            rows = self.model.user_rows(users, self.dtype)
 
         def score_chunk(at: int) -> None:
             part = slice(at, at + step)
-            rows = self.model.user_rows(users[part], self.dtype)
             if self.on_cpu:
-                self._score_candidates(rows, items[part], scores[part])
+                self._score_candidates(rows[part], items[part], scores[part])
             else:
-                scores[part] = self.model.logits(rows, functional.embedding(items[part], self.table), self.dtype)
+                scores[part] = self.model.logits(rows[part], functional.embedding(items[part], self.table), self.dtype)
 
         self._for_each(score_chunk, range(0, len(users), step))
         return scores
@@ -103,7 +104,7 @@ class NeuralScorer:
         if self.model.layers:
             hidden = self._buffer(0, len(flat), self.items.shape[1], self.dtype)
             torch.index_select(self.items, 0, flat, out=hidden)
-            hidden.view(*items.shape, -1).add_(rows[:, None, factors:])
+            hidden.view(*items.shape, -1).add_(rows[:, None, factors:].to(self.dtype))
             scores += self._through_layers(hidden).view(items.shape)
 
     def _score_block(self, rows: Tensor, chosen: slice, scores: Tensor) -> None:

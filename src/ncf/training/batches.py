@@ -73,22 +73,26 @@ class Batches:
         self.users, self.items, self.n_items = users, items, n_items
         self.negative_samples, self.neg_trick = config.negative_samples, config.neg_trick
         self.untouched = Untouched(users, items, n_users, n_items)
-        self.saturated = bool((self.untouched.counts == 0).any())
+        # whether some user has no untouched item to draw
+        self.saturated = not self.neg_trick and bool((self.untouched.counts == 0).any())
         counts = [len(users)] if counts is None else counts
         self.samples = batch_size_of(config, sum(counts), len(counts))  # the most in a step, over all ranks
         self.steps = steps_of(counts, self.samples // (1 + config.negative_samples))
         self.rows = math.ceil(len(users) / self.steps)  # the most in a step
         self.pad = pad  # a compiled step wants one shape: the last batch is filled with rows of weight 0
+        # ... and one graph: where a batch has weights, all have them
+        self.weighted = self.saturated or (pad and len(users) != self.rows * self.steps)
 
     def __len__(self) -> int:
         return self.steps
 
-    def epoch(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor | None, int]]:
+    def epoch(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor | None, int | Tensor]]:
         """The epoch's batches: users [B], candidates [B, 1 + n], weights or None, and the number of samples.
 
         Every interaction comes once, in column 0. A batch may be empty, where other ranks still have some.
         Rows of a batch are sorted by user, which makes the draw and the gathers faster and changes no sum. Weights
-        [B, 1 + n] are 0 where a user has no untouched item.
+        [B, 1 + n] are 0 where a user has no untouched item; how many samples there are then depends on the draw, so
+        the number is a tensor [] on the device, which the host need not wait for.
         """
         order = torch.randperm(len(self.users), generator=generator, device=self.users.device)
         for step in range(self.steps):
@@ -103,12 +107,13 @@ class Batches:
             return draw_unchecked(self.n_items, users, self.negative_samples, generator)
         return self.untouched.draw(users, self.negative_samples, generator)
 
-    def _weigh(self, users: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor, Tensor | None, int]:
-        missing = self.rows - len(users) if self.pad and len(users) else 0
-        if not missing and not (self.saturated and not self.neg_trick):
+    def _weigh(self, users: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor, Tensor | None, int | Tensor]:
+        if not self.weighted:
             return users, candidates, None, candidates.numel()
-        weights = (candidates >= 0).float()
-        count = int(weights.sum()) if self.saturated else candidates.numel()
+        there = candidates >= 0
+        count: int | Tensor = there.sum() if self.saturated else candidates.numel()
+        weights = there.float()
+        missing = self.rows - len(users) if self.pad and len(users) else 0
         if missing:
             users = torch.cat([users, users[-1:].expand(missing)])
             candidates = torch.cat([candidates, candidates[-1:].expand(missing, -1)])

@@ -28,7 +28,7 @@ class Reduction:
         self.views = [part.view_as(parameter) for part, parameter in zip(parts, self.shared, strict=True)]
 
     @torch.no_grad()
-    def __call__(self, count: int, *, check_overflow: bool) -> Tensor:
+    def __call__(self, count: int | Tensor, *, check_overflow: bool) -> Tensor:
         """Replace the shared gradients by their sums over ranks; the number of samples, float64, on the device.
 
         With `check_overflow`, an own gradient that is not finite makes a shared one so, on every rank: fp16's loss

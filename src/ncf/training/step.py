@@ -64,7 +64,11 @@ class Step:
     """Adam on the exact gradient of a batch, or of the union of the ranks' batches.
 
     Parameters and Adam's state are fp32; only the products are in the chosen precision. A loss scale is one of the
-    *mean* loss, as the recipe's is.
+    *mean* loss, as the recipe's is. fp32 on CUDA is fp32, not TF32, unless torch is told so:
+    `torch.set_float32_matmul_precision("high")`, or TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 in the environment.
+
+    On CUDA a step only queues work: the host waits for nothing that the device computes, an overflow included, which
+    the fused Adam reads where it is.
     """
 
     def __init__(self, model: NeuMF, config: TrainConfig, ranks: Ranks = ALONE, samples: int = 1) -> None:
@@ -83,16 +87,21 @@ class Step:
             enabled=config.precision == "fp16",
         )
         self.compiled = wants_compile(config, self.device)
-        self.loss_sum: Any = torch.compile(loss_sum) if self.compiled else loss_sum
+        self.loss_sum: Any = torch.compile(loss_sum, dynamic=False) if self.compiled else loss_sum
         by_hand = self.device.type == "cpu" and not self.compiled
         self.cpu = CpuGradients(model, self.dtype) if by_hand else None
         self.reduction = Reduction(model, ranks) if ranks.joined else None
         self.samples = samples
 
     def __call__(
-        self, users: Tensor, candidates: Tensor, weights: Tensor | None, count: int, generator: torch.Generator | None
+        self,
+        users: Tensor,
+        candidates: Tensor,
+        weights: Tensor | None,
+        count: int | Tensor,
+        generator: torch.Generator | None,
     ) -> Tensor:
-        """One step on a batch of `count` samples; its loss sum, left on the device.
+        """One step on a batch of `count` samples, a number or a tensor [] on the device; its loss sum, left there.
 
         `users` [B], `candidates` [B, C] with the positive in column 0; `weights` [B, C] is 0 where there is no
         sample, or None for all 1. With fp16, a step whose gradients overflow changes nothing but the loss scale. Of
@@ -100,13 +109,15 @@ class Step:
         """
         # fp16's gradients are those of the mean from the start, as the scale keeps the mean's in its range. What the
         # mean is over, ranks only know afterwards; until then a number near it serves, which all of them have.
-        divided = 1 if not self.scaler.is_enabled() else count if self.reduction is None else self.samples
+        divided: int | Tensor = 1
+        if self.scaler.is_enabled():
+            divided = count if self.reduction is None else self.samples
         loss = self._gradients(users, candidates, weights, divided, generator)
         total: int | Tensor = count
         if self.reduction is not None:
             total = self.reduction(count, check_overflow=self.scaler.is_enabled())
-        if isinstance(total, Tensor) or total != divided:
-            self._divide_gradients(total / divided)
+        if total is not divided:
+            self._divide_gradients((total.double() if isinstance(total, Tensor) else total) / divided)
         self.scaler.step(self.optimizer)
         self.scaler.update(self.fixed_scale)
         return loss.detach().double()
@@ -116,20 +127,22 @@ class Step:
         users: Tensor,
         candidates: Tensor,
         weights: Tensor | None,
-        divided: int,
+        divided: int | Tensor,
         generator: torch.Generator | None,
     ) -> Tensor:
         """The loss sum; the parameters get its gradient over `divided`, times fp16's loss scale."""
         if not len(users):
             for parameter in self.model.parameters():
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.zero_()
-            return torch.zeros((), dtype=torch.float64, device=self.device)
+            nothing = torch.zeros((), dtype=torch.float64, device=self.device)
+            self.scaler.scale(nothing)  # the scaler begins with the first loss that it sees
+            return nothing
         if self.cpu is not None:
             return self.cpu(users, candidates, weights, generator)
         self.optimizer.zero_grad()
         own = generator if self.device.type == "cpu" else None  # a GPU's dropout draws from the device's generator
         loss: Tensor = self.loss_sum(self.model, users, candidates, weights, self.dtype, own)
-        torch.autograd.backward(self.scaler.scale(loss / divided if divided != 1 else loss))
+        torch.autograd.backward(self.scaler.scale(loss / divided if self.scaler.is_enabled() else loss))
         return loss
 
     def _divide_gradients(self, by: float | Tensor) -> None:

@@ -69,7 +69,8 @@ class Trainer:
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)  # torch's own dropout draws from the device's generator
         self.model.train()
-        losses, samples = [], 0
+        losses: list[Tensor] = []
+        samples: int | Tensor = 0
         bar = tqdm(
             self.batches.epoch(generator),
             total=len(self.batches),
@@ -80,8 +81,8 @@ class Trainer:
         )
         for users, candidates, weights, count in bar:
             losses.append(self.step(users, candidates, weights, count, generator))
-            samples += count
-        found = torch.cat([torch.stack(losses), losses[0].new_tensor([samples])])
+            samples = samples + count
+        found = torch.stack([*losses, torch.as_tensor(samples, dtype=torch.float64, device=self.device)])
         steps, total = torch.split(self.ranks.sum_(found), [len(losses), 1])  # the device is asked once, here
         bad = torch.nonzero(~torch.isfinite(steps))
         if len(bad):

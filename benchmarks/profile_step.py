@@ -1,0 +1,109 @@
+"""Where the CPU step's time goes, by operation, beside what the cores can do.
+
+    python benchmarks/profile_step.py
+
+Core-nanoseconds a sample (two cores busy for one nanosecond are two) of each operation within itself, over all of the
+step's threads; what is left to the wall clock is Python, views and waiting. Then, on one core each: products of the
+step's shapes from memory that is in the cache, and a copy of memory that is not.
+"""
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch._C._profiler import _ExperimentalConfig
+from torch.profiler import profile
+
+from ncf.config import TrainConfig
+from ncf.device import pick_device
+from ncf.model.neumf import NeuMF
+from ncf.training.cpu_worker import MICRO_BATCH
+from ncf.training.step import Step
+from ncf.workers import worker_count
+
+USERS, ITEMS, BATCH, CANDIDATES = 138_493, 26_744, 1_048_576, 5
+KINDS = {
+    "products": ("aten::mm", "aten::addmm", "aten::addmm_", "aten::linear", "aten::addmv_", "aten::mv"),
+    "gathers": ("aten::index_select", "aten::embedding", "aten::unique_consecutive"),
+    "scatter-adds": ("aten::index_add_", "aten::scatter_add_"),
+    "ReLU and masks": ("aten::threshold_backward", "aten::clamp_min_", "aten::relu_"),
+    "random bytes": (
+        "aten::bitwise_left_shift",
+        "aten::bitwise_right_shift",
+        "aten::bitwise_xor_",
+        "aten::bitwise_and_",
+        "aten::random_",
+    ),
+    "copies and casts": ("aten::copy_", "aten::fill_", "aten::zero_", "aten::cat", "aten::_foreach_zero_"),
+    "elementwise": ("aten::mul", "aten::mul_", "aten::add", "aten::add_", "aten::sub_", "aten::sigmoid"),
+    "sums": ("aten::sum",),
+    "Adam": ("aten::_fused_adam_", "aten::_foreach_div_"),
+}
+
+
+def best_of(times: int, run: Callable[[], object]) -> float:
+    """The least seconds of `run`."""
+    found = []
+    for _ in range(times):
+        begin = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - begin)
+    return min(found)
+
+
+def machine() -> tuple[float, float]:
+    """GFLOP/s of a product of the second hidden layer's shape, and GB/s read plus written by a copy, of one core."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    x, weight, out = torch.randn(512, 256), torch.randn(256, 128), torch.empty(512, 128)
+    product = best_of(300, lambda: torch.mm(x, weight, out=out))
+    source = torch.randn(2**26)
+    target = torch.empty_like(source)
+    copy = best_of(5, lambda: target.copy_(source))
+    torch.set_num_threads(threads)
+    return 2 * 512 * 256 * 128 / product / 1e9, 2 * source.nbytes / copy / 1e9
+
+
+def main() -> None:
+    """Parse, run, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch-size", type=int, default=BATCH, help=f"samples (default: {BATCH:,})")
+    parser.add_argument("--rounds", type=int, default=3, help="profiles, of which the quickest counts (default: 3)")
+    arguments = parser.parse_args()
+    pick_device("cpu")
+    step, generator = Step(NeuMF(USERS, ITEMS).train(), TrainConfig()), torch.Generator().manual_seed(0)
+    rows = arguments.batch_size // CANDIDATES
+    users = torch.randint(USERS, (rows,), generator=generator).sort().values
+    candidates = torch.randint(ITEMS, (rows, CANDIDATES), generator=generator)
+    samples, cores = candidates.numel(), worker_count()
+
+    def run() -> None:
+        step(users, candidates, None, samples, generator)
+
+    run()
+    wall = best_of(arguments.rounds, run)
+    quickest: dict[str, float] = {}
+    for _ in range(arguments.rounds):
+        with profile(experimental_config=_ExperimentalConfig(profile_all_threads=True)) as record:
+            run()
+        found = {event.key: 1000 * event.self_cpu_time_total / samples for event in record.key_averages()}
+        if not quickest or sum(found.values()) < sum(quickest.values()):
+            quickest = found
+    model = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
+    print(f"{model.split(':')[1].strip()}, {cores} cores, torch {torch.__version__}, load {os.getloadavg()[0]:.1f}")
+    print(f"batch {samples:,}, micro-batches of {MICRO_BATCH:,}, fp32, dropout 0.5")
+    print(
+        f"step: {wall:.2f} s, {samples / wall:,.0f} samples/s, {1e9 * wall * cores / samples:,.0f} core-ns a sample\n"
+    )
+    for kind, names in KINDS.items():
+        print(f"{kind:<18} {sum(quickest.pop(name, 0.0) for name in names):>7,.0f} core-ns a sample")
+    print(f"{'other operations':<18} {sum(quickest.values()):>7,.0f} core-ns a sample\n")
+    flops, bandwidth = machine()
+    print(f"one core: {flops:.0f} GFLOP/s in products of the step's shapes, {bandwidth:.1f} GB/s copying from memory")
+
+
+if __name__ == "__main__":
+    main()
