@@ -27,15 +27,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from ncf.data.part import cuts
-from ncf.distributed import Ranks, join
-from ncf.launch import place_here
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ncf.config import TrainConfig
 from ncf.data.dataset import Dataset
+from ncf.data.part import cuts
 from ncf.data.synthetic import generate
 from ncf.device import pick_device
+from ncf.distributed import Ranks
+from ncf.launch import place_here
+from ncf.meeting import join
 from ncf.model.neumf import NeuMF
 from ncf.training.trainer import Trainer
 
