@@ -1,30 +1,32 @@
-"""Where the CPU step's time goes, by operation, beside what the cores can do.
+"""Where the time of training on a CPU goes: batches, and the step by operation, beside what the cores can do.
 
     python benchmarks/profile_step.py
 
 Core-nanoseconds a sample (two cores busy for one nanosecond are two) of each operation within itself, over all of the
-step's threads; what is left to the wall clock is Python, views and waiting. Then, on one core each: products of the
-step's shapes from memory that is in the cache, and a copy of memory that is not.
+step's threads; what is left to the wall clock is Python, views and waiting. FLOPs are those of docs/scaling.md. Then,
+on one core: products of the step's shape, and a copy of memory that is not in the cache. At last what an epoch of
+ml-20m's size spends on its order and its batches (rows, sort, negatives), beside the step.
 """
 
 import argparse
 import os
+import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import profile
 
 from ncf.config import TrainConfig
-from ncf.device import pick_device
+from ncf.device import device_name, pick_device
 from ncf.model.neumf import NeuMF
+from ncf.training.batches import Batches
 from ncf.training.cpu_worker import MICRO_BATCH
 from ncf.training.step import Step
 from ncf.workers import worker_count
 
-USERS, ITEMS, BATCH, CANDIDATES = 138_493, 26_744, 1_048_576, 5
+USERS, ITEMS, PAIRS, BATCH, CANDIDATES = 138_493, 26_744, 20_000_263, 1_048_576, 5
 KINDS = {
     "products": ("aten::mm", "aten::addmm", "aten::addmm_", "aten::linear", "aten::addmv_", "aten::mv"),
     "gathers": ("aten::index_select", "aten::embedding", "aten::unique_consecutive"),
@@ -58,13 +60,28 @@ def machine() -> tuple[float, float]:
     """GFLOP/s of a product of the second hidden layer's shape, and GB/s read plus written by a copy, of one core."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    x, weight, out = torch.randn(512, 256), torch.randn(256, 128), torch.empty(512, 128)
+    x, weight, out = torch.randn(MICRO_BATCH, 256), torch.randn(256, 128), torch.empty(MICRO_BATCH, 128)
     product = best_of(300, lambda: torch.mm(x, weight, out=out))
     source = torch.randn(2**26)
     target = torch.empty_like(source)
     copy = best_of(5, lambda: target.copy_(source))
     torch.set_num_threads(threads)
-    return 2 * 512 * 256 * 128 / product / 1e9, 2 * source.nbytes / copy / 1e9
+    return 2 * MICRO_BATCH * 256 * 128 / product / 1e9, 2 * source.nbytes / copy / 1e9
+
+
+def batches(config: TrainConfig) -> tuple[float, float, int]:
+    """Seconds to shuffle an epoch's order, seconds of a batch, and how many an epoch has."""
+    generator = torch.Generator().manual_seed(0)
+    users = torch.randint(USERS, (PAIRS,), generator=generator, dtype=torch.int32).sort().values
+    items = torch.randint(ITEMS, (PAIRS,), generator=generator, dtype=torch.int32)
+    source = Batches(users, items, USERS, ITEMS, config)
+    epoch, taken = source.epoch(generator), []
+    for _ in range(8):
+        begin = time.perf_counter()
+        next(epoch)
+        taken.append(time.perf_counter() - begin)
+    each = statistics.median(taken[1:])
+    return taken[0] - each, each, len(source)
 
 
 def main() -> None:
@@ -92,8 +109,7 @@ def main() -> None:
         found = {event.key: 1000 * event.self_cpu_time_total / samples for event in record.key_averages()}
         if not quickest or sum(found.values()) < sum(quickest.values()):
             quickest = found
-    model = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
-    print(f"{model.split(':')[1].strip()}, {cores} cores, torch {torch.__version__}, load {os.getloadavg()[0]:.1f}")
+    print(f"{device_name(torch.device('cpu'))}, torch {torch.__version__}, load {os.getloadavg()[0]:.1f}")
     print(f"batch {samples:,}, micro-batches of {MICRO_BATCH:,}, fp32, dropout 0.5")
     print(
         f"step: {wall:.2f} s, {samples / wall:,.0f} samples/s, {1e9 * wall * cores / samples:,.0f} core-ns a sample\n"
@@ -102,7 +118,10 @@ def main() -> None:
         print(f"{kind:<18} {sum(quickest.pop(name, 0.0) for name in names):>7,.0f} core-ns a sample")
     print(f"{'other operations':<18} {sum(quickest.values()):>7,.0f} core-ns a sample\n")
     flops, bandwidth = machine()
-    print(f"one core: {flops:.0f} GFLOP/s in products of the step's shapes, {bandwidth:.1f} GB/s copying from memory")
+    print(f"one core: {flops:.0f} GFLOP/s in products of the step's shape, {bandwidth:.1f} GB/s copying from memory")
+    shuffle, each, count = batches(TrainConfig(batch_size=arguments.batch_size))
+    share = (shuffle / count + each) / (shuffle / count + each + wall)
+    print(f"order of an epoch {shuffle:.2f} s, a batch {each:.3f} s, {count} in an epoch: {share:.1%} of its time")
 
 
 if __name__ == "__main__":

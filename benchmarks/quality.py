@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ncf.config import TrainConfig
 from ncf.data.dataset import Dataset
-from ncf.device import pick_device
+from ncf.device import device_name, pick_device
 from ncf.model.neumf import NeuMF
 from ncf.ranking.evaluate import evaluate
 from ncf.ranking.exam import make_exam
@@ -90,8 +90,7 @@ def main() -> None:
     torch.manual_seed(arguments.seed)
     dataset, config = Dataset.load(arguments.data), TrainConfig(seed=arguments.seed)
     exam = make_exam(dataset, "test", 99)
-    model = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
-    print(f"{model.split(':')[1].strip()}, {torch.get_num_threads()} cores, torch {torch.__version__}, fp32")
+    print(f"{device_name(torch.device('cpu'))}, torch {torch.__version__}, fp32")
     print(f"batch {batch_size_of(config, dataset.n_train):,} samples, load at the start {os.getloadavg()[0]:.1f}")
     chosen = [arguments.side] if arguments.side in SIDES else list(SIDES)
     running = {name: SIDES[name](dataset, config) for name in chosen}

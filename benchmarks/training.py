@@ -4,8 +4,8 @@
     python benchmarks/training.py           # at ml-20m's size, with the recipe's batch of 1,048,576
     python benchmarks/training.py --users 2000 --items 1000 --interactions 100000 --batch-size 20000  # a trial
 
-Every arm trains the recipe's network on the same samples, random pairs of which one in five is positive, with dropout
-and Adam on. Each lives in a process of its own. In a round each takes one step, in turn, while the others wait for
+Every arm trains the recipe's network on the same samples, of which one in five is positive, with dropout and Adam on.
+Each lives in a process of its own. In a round each takes steps for at least 20 s, in turn, while the others wait for
 their input; the first step of each is a warm-up and is not counted. What is timed is the step alone: forward, backward
 and Adam on a batch in memory. Medians and ranges are over rounds, and so are ratios, each taken within a round.
 """
@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 import venv
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -35,6 +36,7 @@ PRECISIONS = {"usual": ("fp32", "bf16"), "ncf": ("fp32", "bf16"), "tensorflow": 
 PEERS = (*PRECISIONS, "als")
 OWN = "usual", "ncf"  # run in this environment
 BASELINE = "usual fp32"
+TURN_SECONDS = 20.0
 
 
 @dataclass
@@ -61,6 +63,17 @@ class Arm:
             sys.exit(f"{self.name} ended with status {self.process.wait()}:\n{tail}")
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+    def turn(self) -> dict[str, float]:
+        """Take steps until TURN_SECONDS have gone; their mean seconds, the last loss, the peak of memory.
+
+        One long step and several short ones are then as far from the others' turns, after which memory is cold.
+        """
+        begin, seconds = time.monotonic(), []
+        while not seconds or time.monotonic() - begin < TURN_SECONDS:
+            answer = self.step()
+            seconds.append(answer["seconds"])
+        return answer | {"seconds": statistics.mean(seconds)}
 
     def step(self) -> dict[str, float]:
         """Take a step; its seconds, loss and the process's peak of memory."""
@@ -150,7 +163,7 @@ def compare(arms: list[Arm], samples: int, rounds: int) -> None:
         print(f"warm-up: {arm.name:<16} {answer['seconds']:8.2f} s  {arm.version}", flush=True)
     for number in range(1, rounds + 1):
         for arm in arms:
-            arm.answers.append(arm.step())
+            arm.answers.append(arm.turn())
             seconds = arm.answers[-1]["seconds"]
             print(f"round {number}: {arm.name:<16} {seconds:8.2f} s  {samples / seconds:>11,.0f} samples/s", flush=True)
     speeds = {arm.name: [samples / answer["seconds"] for answer in arm.answers] for arm in arms}
@@ -212,7 +225,7 @@ def parse() -> argparse.Namespace:
     sizes = {"users": USERS, "items": ITEMS, "interactions": INTERACTIONS, "batch-size": BATCH}
     for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=f"default: {default}, as ml-20m or the recipe")
-    parser.add_argument("--rounds", type=int, default=5, help="steps of each arm that count (default: 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each arm (default: 5)")
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS, help="whom to run (default: all)")
     both = "fp32", "bf16"
     parser.add_argument("--precision", nargs="+", choices=both, default=both, help="default: both, where the CPU can")

@@ -48,6 +48,8 @@ say = partial(print, flush=True)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit status."""
     warnings.showwarning = _show_warning
+    # Read by torch when it is loaded: huge pages spare gathers from large tables most of their address look-ups.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     arguments = sys.argv[1:] if arguments is None else arguments
     place = Place()
     try:

@@ -98,6 +98,38 @@ def test_micro_batches_and_cores_drop_different_activations():
     assert len(model.user_embedding.grad.unique(dim=0)) == 30
 
 
+def test_one_user_on_three_cores_leaves_two_without_work(monkeypatch):
+    monkeypatch.setattr(cpu_step, "worker_count", lambda: 3)
+    monkeypatch.setattr(workers, "worker_count", lambda: 3)
+    model = make_model({}, dropout=0.0)
+    users, candidates = torch.full((77,), 4), make_batch()[1]
+    CpuGradients(model, torch.float64)(users, candidates, None, None)
+    found = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    loss_sum(model, users, candidates, None, torch.float64).backward()
+    for gradient, parameter in zip(found, model.parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad, rtol=0, atol=1e-10)
+
+
+def test_batches_may_have_another_number_of_candidates():
+    model = make_model({}, dropout=0.0)
+    gradients = CpuGradients(model, torch.float64)
+    users, candidates = make_batch()
+    gradients(users, candidates, None, None)
+    gradients(users, candidates[:, :3], None, None)
+    found = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    loss_sum(model, users, candidates[:, :3], None, torch.float64).backward()
+    for gradient, parameter in zip(found, model.parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad, rtol=0, atol=1e-10)
+
+
+def test_without_a_generator_masks_are_still_drawn_anew():
+    model = make_model({}, dropout=0.5).train()
+    gradients = CpuGradients(model, torch.float64)
+    assert gradients(*make_batch(), None, None) != gradients(*make_batch(), None, None)
+
+
 def test_bf16_gradients_are_close_to_fp32s():
     model = make_model({}, dropout=0.0).float()
     found = {}

@@ -9,6 +9,7 @@ Shapes: B users, C candidates each, U users, I items, F factors, H the width of 
 import hashlib
 import itertools
 import math
+import platform
 from collections.abc import Sequence
 from typing import cast
 
@@ -198,7 +199,12 @@ def product_into(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) ->
 
 
 def has_fast_bf16() -> bool:
-    """Whether this CPU multiplies bf16 in hardware (AVX-512 or AMX), as oneDNN sees it."""
+    """Whether this CPU multiplies bf16 in hardware (AVX-512 BF16, AMX, or Arm's BF16).
+
+    oneDNN's own answer is also yes where it only emulates, so on x86 the instructions decide.
+    """
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
     return hasattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported") and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 

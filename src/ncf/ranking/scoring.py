@@ -32,21 +32,25 @@ class Scorer(Protocol):
 class NeuralScorer:
     """Scores of a trained network, as logits; the item side of the first layer is computed once, here.
 
-    On a CPU each core takes chunks of its own, through the layers in buffers that stay in its cache.
+    On a CPU each core takes chunks of its own, through the layers in buffers that stay in its cache. A scorer is of
+    the model as it is now: make another one when the model has been trained further.
     """
 
+    @torch.inference_mode(mode=False)
     def __init__(self, model: NeuMF, dtype: torch.dtype = torch.float32) -> None:
         self.model, self.dtype = model.eval(), dtype
         with torch.no_grad():
-            self.table = model.item_table(dtype)
+            self.table = model.item_table(dtype)  # [I, F + H1]
         self.on_cpu = self.table.device.type == "cpu"
         self.buffers = threading.local()
         if self.on_cpu:
-            with torch.no_grad():
-                self.items = self.table[:, model.factors :].to(dtype).contiguous()  # [I, H1], the MLP's side
+            self.gmf, self.items = (x.contiguous() for x in self.table.tensor_split([model.factors], 1))
+            self.items = self.items.to(dtype)
+            del self.table
             self.weights = [layer.weight.detach().to(dtype).T for layer in model.mlp[1:]]
             self.biases = [layer.bias.detach().to(dtype) for layer in model.mlp[1:]]
 
+    @torch.inference_mode(mode=False)  # whatever the caller's mode: threads write into one tensor, and buffers are kept
     def score(self, users: Tensor, items: Tensor) -> Tensor:
         """Scores [B, C] of `items` [B, C] for `users` [B]."""
         scores = torch.empty(items.shape, device=items.device)
@@ -64,11 +68,12 @@ class NeuralScorer:
         self._for_each(score_chunk, range(0, len(users), step))
         return scores
 
+    @torch.inference_mode(mode=False)
     def score_all(self, users: Tensor) -> Tensor:
         """Scores [B, I] of the whole catalogue for `users` [B]."""
-        scores = torch.empty(len(users), len(self.table), device=users.device)
+        scores = torch.empty(len(users), self.model.n_items, device=users.device)
         chunk = CHUNK if self.on_cpu else GPU_CHUNK
-        item_step = min(chunk, len(self.table))
+        item_step = min(chunk, self.model.n_items)
         user_step = max(1, chunk // item_step)
         with torch.no_grad():
             rows = self.model.user_rows(users, self.dtype)
@@ -80,7 +85,7 @@ class NeuralScorer:
             else:
                 scores[some, chosen] = self.model.logits(rows[some], self.table[chosen], self.dtype)
 
-        starts = itertools.product(range(0, len(users), user_step), range(0, len(self.table), item_step))
+        starts = itertools.product(range(0, len(users), user_step), range(0, self.model.n_items, item_step))
         self._for_each(score_chunk, list(starts))
         return scores
 
@@ -97,8 +102,8 @@ class NeuralScorer:
         factors, flat = self.model.factors, items.flatten()
         scores.copy_(self.model.output.bias.expand(scores.shape))
         if factors:
-            gmf = self._buffer("gmf", len(flat), factors, self.table.dtype)
-            torch.index_select(self.table[:, :factors], 0, flat, out=gmf)
+            gmf = self._buffer("gmf", len(flat), factors, self.gmf.dtype)
+            torch.index_select(self.gmf, 0, flat, out=gmf)
             gmf = gmf.view(*items.shape, factors)
             scores += gmf.mul_(rows[:, None, :factors]).sum(2)
         if self.model.layers:
@@ -112,7 +117,7 @@ class NeuralScorer:
         factors = self.model.factors
         scores.copy_(self.model.output.bias.expand(scores.shape))
         if factors:
-            scores += rows[:, :factors] @ self.table[chosen, :factors].T
+            scores += rows[:, :factors] @ self.gmf[chosen].T
         if self.model.layers:
             items = self.items[chosen]
             hidden = self._buffer(0, scores.numel(), items.shape[1], self.dtype)

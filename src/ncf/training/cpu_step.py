@@ -34,12 +34,14 @@ class CpuGradients:
         """The loss sum over a batch; its gradient replaces what the parameters' `.grad` held.
 
         `users` [B], ascending; `candidates` [B, C] with the positive in column 0; `weights` [B, C], or None for all
-        1; `generator` seeds the dropout. Each core takes a range of users, so no two write to one user's gradient,
-        and sums the rest into buffers of its own; those are added in a fixed order.
+        1; `generator` seeds the dropout (None: torch's own). Each core takes a range of users, so no two write to one
+        user's gradient, and sums the rest into buffers of its own; those are added in a fixed order.
         """
         torch._foreach_zero_([grad_of(parameter) for parameter in self.model.parameters()])
         users, candidates = users.long(), candidates.long()  # torch adds rows by int64 several times faster
         parts = cut_by_user(users, self._pieces(candidates.numel()))
+        if self.workers and self.workers[0].candidates != candidates.shape[1]:
+            self.workers = []
         while len(self.workers) < len(parts):
             self.workers.append(Worker(self.model, self.dtype, candidates.shape[1]))
         workers = self.workers[: len(parts)]
@@ -94,4 +96,4 @@ def cut_by_user(users: Tensor, pieces: int) -> list[slice]:
 
 
 def _new_seed(generator: torch.Generator | None) -> int:
-    return 0 if generator is None else int(torch.randint(2**62, (), generator=generator))
+    return int(torch.randint(2**62, (), generator=generator))

@@ -13,7 +13,7 @@ from torch.nn import functional
 from ncf.model.dropout import RandomBytes, keep_of_256
 from ncf.model.neumf import NeuMF, product, product_into
 
-MICRO_BATCH = 2_048  # samples: activations of a MiB or two, about what a core has of the cache
+MICRO_BATCH = 2_048  # samples: some 4 MB of activations at default sizes; 1,024 to 3,072 were equally fast
 MICRO_BATCHES_A_CHUNK = 8  # users of that many are projected at a time
 threshold_backward = torch.ops.aten.threshold_backward.grad_input  # what is given where x > bound, else 0; in place
 
@@ -47,8 +47,8 @@ class _Buffers:
     def __init__(self, model: NeuMF, b: int, candidates: int, dtype: torch.dtype) -> None:
         factors, widths, wide = model.factors, model.layers[1:], model.output.weight.dtype
         rows = b * candidates
-        self.item, self.scaled_item = torch.empty(2, rows, factors, dtype=wide).unbind()  # [R, F] of GMF
-        self.items, self.scaled_items = (x.view(b, candidates, factors) for x in (self.item, self.scaled_item))
+        self.item, self.scratch = torch.empty(2, rows, factors, dtype=wide).unbind()  # [R, F] of GMF
+        self.items, self.scratches = (x.view(b, candidates, factors) for x in (self.item, self.scratch))
         # Hidden layers' activations [R, H], without dropout's scale; the first's is made anew.
         self.activation = [torch.empty(rows, width, dtype=dtype) for width in widths]
         self.grad = [torch.empty(rows, width, dtype=dtype) for width in widths]
@@ -69,7 +69,7 @@ class Worker:
     """
 
     def __init__(self, model: NeuMF, dtype: torch.dtype, candidates: int) -> None:
-        self.model, self.dtype = model, dtype
+        self.model, self.dtype, self.candidates = model, dtype, candidates
         self.rows = max(1, MICRO_BATCH // candidates)  # interactions in a micro-batch
         self.buffers = _Buffers(model, self.rows, candidates, dtype)
         self.hidden = [
@@ -102,7 +102,8 @@ class Worker:
     @torch.inference_mode()  # torch's least overhead an operation
     def run(self, users: Tensor, candidates: Tensor, weights: Tensor | None) -> Tensor:
         """The loss sum of this worker's rows of a batch; adds up their gradients."""
-        self.buffers.random.seed(self.seed)
+        if self.keep < 256:
+            self.buffers.random.seed(self.seed)
         logits, logit_grad = torch.empty(2, *candidates.shape, dtype=self.output_grad.dtype).unbind()
         for at in range(0, len(users), self.rows * MICRO_BATCHES_A_CHUNK):
             chunk = slice(at, at + self.rows * MICRO_BATCHES_A_CHUNK)
@@ -121,7 +122,8 @@ class Worker:
         if b == self.rows:
             return self.buffers
         rest = _Buffers(self.model, b, candidates, self.dtype)  # the last micro-batch is shorter
-        rest.random.seed(self.seed + 1)
+        if self.keep < 256:
+            rest.random.seed(self.seed + 1)
         return rest
 
     def finish(self) -> None:
@@ -188,13 +190,13 @@ class Worker:
         """Add GMF's part to `logits`; the users' factors times the output weights, [b, 1, F]."""
         torch.index_select(self.gmf_table, 0, items, out=at.item)
         weighted = self.weighted.index_select(0, place).unsqueeze(1)
-        logits += torch.mul(at.items, weighted, out=at.scaled_items).sum(2)
+        logits += torch.mul(at.items, weighted, out=at.scratches).sum(2)
         return weighted
 
     def _gmf_backward(self, at: _Buffers, place: Tensor, items: Tensor, weighted: Tensor, logit_grad: Tensor) -> None:
-        self.weighted_grad.index_add_(0, place, torch.mul(at.items, logit_grad, out=at.scaled_items).sum(1))
-        torch.mul(weighted, logit_grad, out=at.scaled_items)
-        self.gmf_grad.index_add_(0, items, at.scaled_item)
+        self.weighted_grad.index_add_(0, place, torch.mul(at.items, logit_grad, out=at.scratches).sum(1))
+        torch.mul(weighted, logit_grad, out=at.scratches)
+        self.gmf_grad.index_add_(0, items, at.scratch)
 
     def _mlp_forward(self, at: _Buffers, place: Tensor, candidates: Tensor, logits: Tensor) -> None:
         """Add the MLP's part to `logits` [R]; leaves the activations in the buffers."""

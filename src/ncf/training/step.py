@@ -103,8 +103,8 @@ class Step:
     ) -> Tensor:
         """One step on a batch of `count` samples, a number or a tensor [] on the device; its loss sum, left there.
 
-        `users` [B], `candidates` [B, C] with the positive in column 0; `weights` [B, C] is 0 where there is no
-        sample, or None for all 1. With fp16, a step whose gradients overflow changes nothing but the loss scale. Of
+        `users` [B], ascending; `candidates` [B, C] with the positive in column 0; `weights` [B, C] is 0 where there is
+        no sample, or None for all 1. With fp16, a step whose gradients overflow changes nothing but the loss scale. Of
         several ranks each brings its own batch, possibly empty, and all make the step together.
         """
         # fp16's gradients are those of the mean from the start, as the scale keeps the mean's in its range. What the
