@@ -129,7 +129,7 @@ def test_two_hosts_on_loopback_start_again(start, data, free_port, tmp_path):
     outputs = [node.communicate(timeout=80) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], outputs
     assert outputs[0][0].count("Model: run") == outputs[0][0].count("New Best Epoch: 01") == 1
-    assert "Signal 9 (SIGKILL)" in outputs[1][1]
+    assert "exitcode: -9" in outputs[1][1]
     assert outputs[1][0] == ""
     assert epochs(tmp_path / "run") == 10
 
@@ -157,33 +157,24 @@ def test_what_all_ranks_meet_rank_0_says_once(start, data, free_port):
 
 def test_a_rank_out_of_memory_ends_all_with_one_line(start, data, free_port):
     common = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port}
+    common |= {"TORCH_CPP_LOG_LEVEL": "FATAL"}  # as `ncf` sets it, but before this program imports torch
     command = [*TRAIN, "--data", data, "-e", 3]
     ranks = [start("-c", OUT_OF_MEMORY, *command, RANK=rank, **common) for rank in range(2)]
     (out, first), (_, second) = (rank.communicate(timeout=60) for rank in ranks)
     assert [rank.returncode for rank in ranks] == [1, 1]
     assert out.count("New Best Epoch: 01") == 1
-    assert (first, second.count("\n")) == ("", 1)
-    assert second.startswith("ncf: error: rank 1: out of memory: use a larger device")
+    assert first == ""
+    assert re.fullmatch("ncf: error: rank 1: out of memory: use a larger device.*\n", second)
 
 
-def test_wrong_numbers_of_processes_end_soon(start, data, free_port):
-    """Ranks of two runs of different sizes; then two with the same rank, so that one is missing."""
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port, "NCF_JOIN_SECONDS": 6}
-    command = [*TRAIN, "--data", data]
-    unequal = [start(*command, program=PYTHON, RANK=rank, WORLD_SIZE=2 + rank, **common) for rank in range(2)]
+def test_processes_of_two_world_sizes_end_soon(start, data, free_port):
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port, "NCF_JOIN_SECONDS": 10}
+    unequal = [
+        start(*TRAIN, "--data", data, program=PYTHON, RANK=rank, WORLD_SIZE=2 + rank, **common) for rank in range(2)
+    ]
     outputs = [rank.communicate(timeout=40) for rank in unequal]
     assert [rank.returncode for rank in unequal] == [2, 2]
     assert outputs == [("", "ncf: error: rank 0 is one of 2 processes and rank 1 one of 3\n"), ("", "")]
-
-    same = [start(*command, program=PYTHON, RANK=rank, WORLD_SIZE=3, **common) for rank in (0, 1, 1)]
-    (_, first), *others = [rank.communicate(timeout=40) for rank in same]
-    assert same[0].returncode == 1
-    assert "2 of 3 processes came within 6 s: missing rank 2" in first
-    assert sorted(rank.returncode for rank in same[1:]) == [1, 2]
-    assert sorted(err for _, err in others) == [
-        "",
-        "ncf: error: rank 1: two processes are rank 1 of 3: give each its own\n",
-    ]
 
 
 def test_mpirun_of_a_command_of_one_process_says_one_line(start):

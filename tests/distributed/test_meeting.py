@@ -3,9 +3,11 @@
 import signal
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from ncf import launch, meeting
 from ncf.cli import main
@@ -23,6 +25,25 @@ def test_one_who_does_not_come_is_named(free_port, rank):
     with pytest.raises(RunError, match=expected), join(Place(rank, 2), environ=environ):
         pass
     assert time.monotonic() - start < 5
+
+
+def test_two_processes_of_one_rank_end_soon():
+    store = torch.distributed.HashStore()
+
+    def gather(rank: int) -> str:
+        try:
+            meeting._gather_all(Ranks(rank, 3, joined=True, store=store), 0.5)
+        except (InputError, RunError) as error:
+            return str(error)
+        return "all came"
+
+    start = time.monotonic()
+    with ThreadPoolExecutor(3) as pool:
+        first, *others = pool.map(gather, (0, 1, 1))
+    assert time.monotonic() - start < 5
+    missing = "2 of 3 processes came within 0.5 s: missing rank 2; start as many as the world size says"
+    assert first == missing
+    assert sorted(others) == [missing, "two processes are rank 1 of 3: give each its own"]
 
 
 def test_a_port_in_use_is_named(free_port):
@@ -116,8 +137,6 @@ def test_a_command_of_one_process_among_several(monkeypatch, capsys, command):
 
 
 def test_any_name_of_a_gpu_takes_nccl(monkeypatch):
-    import torch
-
     from ncf.device import backend_for
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -139,8 +158,6 @@ def test_the_launchers_status_is_that_of_the_first_rank_that_spoke():
 
 
 def test_processes_on_one_machine_share_its_cores(monkeypatch):
-    import torch
-
     from ncf import device
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
