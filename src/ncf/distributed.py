@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ncf import __version__
 from ncf.errors import InputError, RunError
+from ncf.version import VERSION
 
 HEARING_SECONDS = 2.0  # for rank 0 to say first what others were about to say too
 CHUNK = 8 * 2**20  # bytes of a user table sent at a time
@@ -87,7 +87,7 @@ class Ranks:
         The versions of ncf and torch are compared too. Ranks that differ would train something else together, or wait
         for each other for ever.
         """
-        for name, thing in {**things, "version of ncf or torch": [__version__, str(torch.__version__)]}.items():
+        for name, thing in {**things, "version of ncf or torch": [VERSION, str(torch.__version__)]}.items():
             digest = hashlib.sha256(json.dumps(thing, sort_keys=True).encode()).digest()
             found = self.every(int.from_bytes(digest[:7], "little"))
             odd = [rank for rank, one in enumerate(found) if one != found[0]]
