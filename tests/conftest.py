@@ -43,7 +43,7 @@ def build_dataset(histories: list[list[int]], n_items: int, **changes: object) -
     return Dataset(**(fields | changes))  # type: ignore[arg-type]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_dataset() -> Callable[..., Dataset]:
     return build_dataset
 

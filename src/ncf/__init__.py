@@ -11,6 +11,8 @@ Names are imported when they are first used, so that a part needs only its own l
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ncf.version import VERSION
+
 if TYPE_CHECKING:
     from ncf.config import PrepareConfig, RunConfig, TrainConfig
     from ncf.data.dataset import Dataset
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from ncf.recommender import Recommender
     from ncf.training.train import train
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "Dataset",

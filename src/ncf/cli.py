@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from ncf.distributed import Ranks
 
 say = partial(print, flush=True)
+TOGETHER = ("train", "evaluate")  # commands that several processes do together
+FIRST_SECONDS = 1.0  # for rank 0 to say what all ranks meet: a launcher ends all when one ends
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,9 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return launch(devices, arguments)
         parsed.command(parsed)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader of our output has had enough, as `head` has
+    except BrokenPipeError as error:  # the reader of our output has had enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return _fail(place, 1, "", error)
     except (InputError, RunError, OSError, MemoryError, RuntimeError, KeyboardInterrupt) as error:
         status, message = explain(error)
         return _fail(place, status, " ".join(message.split()), error)
@@ -82,6 +84,10 @@ def _quiet(place: Place) -> None:
 def _to_launch(parsed: argparse.Namespace) -> int:
     """How many processes to start; 1 for none, as this is one of them already, or all there is."""
     place: Place = parsed.place
+    if place.world > 1 and parsed.name not in TOGETHER:
+        raise InputError(
+            f"`ncf {parsed.name}` is the work of one process, and this is one of {place.world}: start it by itself"
+        )
     devices = take(LaunchConfig, parsed).devices
     if devices == 1 or place.ours:
         return 1
@@ -95,11 +101,14 @@ def _to_launch(parsed: argparse.Namespace) -> int:
 def _fail(place: Place, status: int, message: str, error: BaseException) -> int:
     """Print what went wrong, where this process is the one to say it; the exit status."""
     said: str | None = message
-    if place.world > 1:
+    if place.world > 1 and "ncf.meeting" in sys.modules:
         from ncf.meeting import spoken, status_of  # noqa: PLC0415 - torch, which a single process may do without
 
         said, status = spoken(place, message, error), status_of(status, error)
-    if said is not None:
+    elif place.rank:
+        said = None
+        time.sleep(FIRST_SECONDS)
+    if said:
         print(f"ncf: {said}", file=sys.stderr, flush=True)
     return status
 

@@ -14,7 +14,7 @@ from ncf.errors import InputError
 
 def backend_for(name: str) -> str:
     """What carries the processes' words where each computes on the device `name`: gloo, and NCCL between GPUs."""
-    on_gpu = name in ("auto", "cuda") and torch.cuda.is_available()
+    on_gpu = (name == "auto" or name.startswith("cuda")) and torch.cuda.is_available()
     return "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
 
 
@@ -92,6 +92,6 @@ def check_fits(device: torch.device, needed: int, what: str) -> None:
     has = memory_of(device)
     if needed > has:
         raise InputError(
-            f"{what} needs about {needed / 2**30:.1f} GiB and {device} has {has / 2**30:.1f} GiB: use a larger device, "
-            "a smaller --batch-size, or fewer --factors and --layers"
+            f"{what} needs about {needed / 2**30:.1f} GiB and {device.type} has {has / 2**30:.1f} GiB: use a larger "
+            "device, a smaller --batch-size, or fewer --factors and --layers"
         )

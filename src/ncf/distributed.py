@@ -4,9 +4,10 @@ Each holds a range of the users; items and the network are on all of them. On on
 identity: there is no process group, and nothing is sent.
 """
 
+import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -15,7 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ncf.errors import RunError
+from ncf.errors import InputError, RunError
+from ncf.version import VERSION
 
 HEARING_SECONDS = 2.0  # for rank 0 to say first what others were about to say too
 CHUNK = 8 * 2**20  # bytes of a user table sent at a time
@@ -79,6 +81,19 @@ class Ranks:
         self._talk(lambda: dist.broadcast(content, 0, self.group), content)
         return json.loads(bytes(content.tolist()))
 
+    def check_same(self, things: Mapping[str, Any]) -> None:
+        """Raise InputError, on all ranks, where one has another of `things` (which JSON can hold) than rank 0.
+
+        The versions of ncf and torch are compared too. Ranks that differ would train something else together, or wait
+        for each other for ever.
+        """
+        for name, thing in {**things, "version of ncf or torch": [VERSION, str(torch.__version__)]}.items():
+            digest = hashlib.sha256(json.dumps(thing, sort_keys=True).encode()).digest()
+            found = self.every(int.from_bytes(digest[:7], "little"))
+            odd = [rank for rank, one in enumerate(found) if one != found[0]]
+            if odd:
+                raise InputError(f"rank {odd[0]} has another {name} than rank 0: start all processes with the same")
+
     def wait(self) -> None:
         """Return when all ranks have come here."""
         self.sums(0)
@@ -88,9 +103,10 @@ class Ranks:
 
         Never more than one piece of another rank's table is held.
         """
-        step = max(1, CHUNK // max(1, table[:1].nbytes))
+        step = rows_of_chunk(table)
         lengths = self.every(len(table))
-        for piece in torch.split(table.detach(), step):
+        for start in range(0, len(table), step):  # no piece where there are no rows: nobody would receive it
+            piece = table.detach()[start : start + step]
             if self.first:
                 yield piece.cpu()
             else:
@@ -112,28 +128,43 @@ class Ranks:
         except RuntimeError as error:
             if "out of memory" in str(error):
                 raise
-            raise LostRankError("another process of the run is gone; go on with --resume") from error
+            raise LostRankError(
+                f"another process of the run is gone; go on with --resume ({first_line(error)})"
+            ) from error
 
     def spoken(self, message: str, error: BaseException) -> str | None:
         """What this rank should print of its error; None where another rank says it.
 
-        An error that rank 0 meets too is rank 0's to print; that another process is gone is said once, by a process
-        that is left, and by none where `--devices` says which one it was.
+        An error that rank 0 meets too is rank 0's to print; one that others meet is said by the first of them. That
+        another process is gone is said once, by a process that is left, and by none where `--devices` says which one
+        it was, or where rank 0 ended as it was told to: by Ctrl-C, or as nobody reads its output any more.
         """
-        if isinstance(error, KeyboardInterrupt):
-            return message if self.first else None
+        if isinstance(error, (KeyboardInterrupt, BrokenPipeError)):
+            if not self.first:
+                return None
+            self._is_first_to_tell()
+            return message
         if isinstance(error, LostRankError):
             return None if self.ours or not self._is_first_to_tell() else message
         with suppress(RuntimeError):
             self.store.set(f"error/{self.rank}", message)
             self._is_first_to_tell()
-            if not self.first:
-                self.store.wait(["error/0"], timedelta(seconds=HEARING_SECONDS))
-                if self.store.get("error/0").decode() == message:
-                    return None
+            if not self.first and self._is_told_elsewhere(message):
+                return None
         if self.serves:
             time.sleep(HEARING_SECONDS)  # the store goes with this process
         return message if self.first else of_rank(self.rank, message)
+
+    def _is_told_elsewhere(self, message: str) -> bool:
+        """Whether rank 0 meets the same error, or another of the other ranks has told one already."""
+        another = int(self.store.add("failed", 1)) > 1
+        # Who is silent waits longer: a launcher ends all processes when one ends, and another one has yet to print.
+        seconds = HEARING_SECONDS * (1.5 if another else 1)
+        with suppress(RuntimeError):
+            self.store.wait(["error/0"], timedelta(seconds=seconds))
+            if self.store.get("error/0").decode() == message:
+                return True
+        return another
 
     def _is_first_to_tell(self) -> bool:
         try:
@@ -143,6 +174,16 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+def rows_of_chunk(table: Tensor) -> int:
+    """How many rows of a table [R, ...] are some MB; the same for every R, so also where a rank has none."""
+    return max(1, CHUNK // max(1, table.element_size() * table.shape[1:].numel()))
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says; torch adds a stack of C++ calls."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def of_rank(rank: int, message: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from ncf.distributed import ALONE, LostRankError, Ranks
+from ncf.distributed import ALONE, LostRankError, Ranks, first_line
 from ncf.errors import InputError, RunError
 from ncf.launch import LOST, Place
 
@@ -75,7 +75,7 @@ def connect(ranks: Ranks, backend: str) -> None:
     try:
         dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.world, timeout=minutes)
     except RuntimeError as error:
-        raise LostRankError(f"the processes cannot reach each other: {str(error).splitlines()[0]}") from error
+        raise LostRankError(f"the processes cannot reach each other: {first_line(error)}") from error
 
 
 def _seconds(environ: Mapping[str, str]) -> float:
@@ -153,7 +153,8 @@ def _gather_all(ranks: Ranks, seconds: float) -> None:
         for rank in range(ranks.world):
             store.wait([f"here/{rank}"], timedelta(seconds=max(0.01, until - time.monotonic())))
             if (world := int(store.get(f"here/{rank}"))) != ranks.world:
-                raise InputError(f"rank {ranks.rank} is one of {ranks.world} processes and rank {rank} one of {world}")
+                (one, of), (other, others) = sorted([(ranks.rank, ranks.world), (rank, world)])
+                raise InputError(f"rank {one} is one of {of} processes and rank {other} one of {others}")
     except RuntimeError as error:
         raise _missing(ranks, seconds) from error
 

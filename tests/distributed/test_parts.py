@@ -19,6 +19,7 @@ from ncf.model.neumf import NeuMF
 from ncf.model.weights import write_weights
 from ncf.training.batches import Batches, steps_of
 from ncf.training.reduction import Reduction
+from ncf.training.trainer import needed_bytes
 
 
 class Counting:
@@ -52,7 +53,8 @@ def test_ranks_make_the_same_steps_and_never_more_than_a_batch(counts, rows):
         sizes = [len(range(count)[step * each : (step + 1) * each]) for step in range(steps)]
         assert sum(sizes) == count
         taken.append(sizes)
-    assert max(map(sum, zip(*taken, strict=True))) <= rows
+    together = list(map(sum, zip(*taken, strict=True)))
+    assert 0 < min(together) <= max(together) <= rows
     assert steps >= math.ceil(sum(counts) / rows)
     if len(counts) == 1:
         assert steps == math.ceil(counts[0] / rows)
@@ -112,6 +114,12 @@ def test_a_step_sends_at_most_a_fifth_of_all_tables_gradients():
     network = sum(parameter.numel() for parameter in model.parameters()) - (1 + n_items) * width
     assert ranks.sent == 4 * (n_items * width + network + 3)
     assert ranks.sent <= 4 * (n_users + n_items) * width / 5
+
+
+def test_the_memory_of_several_ranks_counts_what_is_summed_in():
+    sizes, device = (50, 3000, 400), torch.device("cpu")
+    one, two = (needed_bytes(*sizes, TrainConfig(batch_size=100 * ranks), device, ranks) for ranks in (1, 2))
+    assert two - one == 4 * (3000 * 192 + 256 * 256 + 256 * 128 + 128 * 64)
 
 
 def test_weights_are_a_safetensors_file_as_the_library_writes_it(tmp_path):

@@ -1,22 +1,29 @@
 """Three ranks in one launch of `worker.py`; each test looks at a part of what they found."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from ncf.data.dataset import Dataset
 from ncf.data.parquet import read_parquet, read_parquet_metadata
-from ncf.model.checkpoint import BEST, Run
+from ncf.model.checkpoint import BEST, LAST, Run
 from ncf.ranking.evaluate import evaluate
 from ncf.ranking.exam import make_exam
 from ncf.ranking.scoring import NeuralScorer
+from ncf.recommender import Recommender
+from ncf.training.trainer import Trainer
+
+HISTORIES = {"middle": [5, 22, 5], "first": [22, 5, 5], "few": [6, 6]}  # interactions of each user, two held out
+USERS = {"middle": [1, 0, 2], "first": [0, 0, 3], "few": [0, 1, 1]}  # of each of three ranks
 
 
 @pytest.fixture(scope="module")
-def found(data, run, tmp_path_factory):
+def found(data, run, make_dataset, tmp_path_factory):
     import os
     import shutil
     import socket
@@ -24,6 +31,14 @@ def found(data, run, tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("ranks")
     shutil.copytree(run, folder / "run")
+    shutil.copytree(run, folder / "stale")
+    stale = Run.open(folder / "stale")
+    tensors, state = stale.load(BEST)
+    stale.save(BEST, tensors, state | {"epoch": 99})
+    given = {"negatives": torch.arange(30, 36, dtype=torch.int32).repeat(3, 1)}
+    for name, lengths in HISTORIES.items():
+        histories = [list(range(user, user + length)) for user, length in enumerate(lengths)]
+        make_dataset(histories, 40, name=name, **(given if name == "first" else {})).save(folder / name)
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = str(one.getsockname()[1])
@@ -101,6 +116,56 @@ def test_tables_copied_by_ranks_are_those_of_one(found, run):
     assert Run.open(found["folder"] / "copy").dataset.fingerprint == Run.open(run).dataset.fingerprint
 
 
+@pytest.mark.parametrize("name", HISTORIES)
+def test_ranks_without_users_train_resume_and_evaluate(found, name):
+    results = [result["empty"][name] for result in found["ranks"]]
+    assert [result["users"] for result in results] == USERS[name]
+    one = Recommender.load(found["folder"] / f"{name} run", device="cpu", weights=BEST)
+    expected = one.evaluate().to_dict()
+    assert expected["users"] == len(HISTORIES[name])
+    assert all(result["test"] == result["evaluated"] == expected for result in results)
+    width = None if name != "first" else 6
+    assert [result["given"] and result["given"][1] for result in results] == [width] * 3
+    assert (width is not None) == (expected["protocol"] == "the 6 negatives that came with the log")
+
+
+def test_adams_moments_of_three_ranks_go_on_in_one_process(found):
+    path = found["folder"] / "middle run"
+    own = [load_file(path / f"own.{rank}") for rank in range(3)]
+    run = Run.open(path)
+    dataset = run.dataset
+    trainer = Trainer(
+        run.new_model(), dataset.train_users, dataset.train_items, run.config, torch.device("cpu"), "train"
+    )
+    trainer.load_state(*run.load(LAST))
+    tensors, values = trainer.state()
+    assert values["adam_steps"] == len(trainer.batches) > 1
+    assert set(tensors) == set(own[0])
+    for name, tensor in tensors.items():
+        assert tensor.abs().sum() > 0, name
+        if name.endswith("user_embedding"):
+            assert torch.equal(tensor, torch.cat([one[name] for one in own]))
+        else:
+            assert all(torch.equal(tensor, one[name]) for one in own)
+
+
+def test_a_step_sends_what_the_formula_says(found):
+    items, width, hidden, output = 9, 4 + 8 // 2, 8 * 6 + 6, 4 + 6 + 1
+    expected = 4 * (items * width + hidden + output + 3)
+    assert [result["sent"] for result in found["ranks"]] == [expected, expected, None]
+
+
+def test_ranks_that_differ_are_named(found):
+    said = [result["differing"] for result in found["ranks"]]
+    for one in said:
+        assert one["options"] == "rank 2 has another set of options than rank 0: start all processes with the same"
+        assert one["dataset"] == "rank 1 has another dataset than rank 0: start all processes with the same"
+        assert one["evaluation"] == "rank 1 has another set of options than rank 0: start all processes with the same"
+    assert [one["file"] for one in said[::2]] == [None, None]
+    assert "best.safetensors is not the file that rank 0 finds there" in said[1]["file"]
+    assert not (found["folder"] / "never").exists()
+
+
 def test_words_reach_everybody(found):
     assert all(result["all"] for result in found["ranks"])
 
@@ -108,10 +173,38 @@ def test_words_reach_everybody(found):
 def test_a_rank_that_dies_is_noticed_at_once_and_told_once(found):
     first, second, _ = found["ranks"]
     assert max(first["seconds"], second["seconds"]) < 5
-    assert sorted([str(first["said"]), str(second["said"])]) == [
-        "None",
-        "error: another process of the run is gone; go on with --resume",
-    ]
+    silent, told = sorted([str(first["said"]), str(second["said"])])
+    assert silent == "None"
+    assert re.fullmatch(r"error: another process of the run is gone; go on with --resume \(.+\)", told)
+
+
+def store_of_four() -> list:
+    from ncf.distributed import Ranks
+
+    store = torch.distributed.HashStore()
+    return [Ranks(rank, 4, joined=True, store=store) for rank in range(4)]
+
+
+def test_what_ranks_but_the_first_meet_is_said_once(monkeypatch):
+    from ncf import distributed
+    from ncf.errors import InputError
+
+    monkeypatch.setattr(distributed, "HEARING_SECONDS", 0.01)
+    ranks = store_of_four()
+    error = InputError("data is not a directory")
+    said = [ranks[rank].spoken("error: data is not a directory", error) for rank in (2, 1, 3)]
+    assert said == ["error: rank 2: data is not a directory", None, None]
+    assert ranks[0].spoken("error: gone", distributed.LostRankError("gone")) is None
+
+
+@pytest.mark.parametrize(("error", "message"), [(KeyboardInterrupt(), "interrupted"), (BrokenPipeError(), "")])
+def test_after_rank_0_ended_as_told_no_other_says_that_it_is_gone(error, message):
+    from ncf.distributed import LostRankError
+
+    ranks = store_of_four()
+    assert ranks[1].spoken("interrupted", KeyboardInterrupt()) is None
+    assert ranks[0].spoken(message, error) == message
+    assert [ranks[rank].spoken("error: gone", LostRankError("gone")) for rank in (1, 2, 3)] == [None] * 3
 
 
 def test_one_process_gives_nothing_to_anybody():

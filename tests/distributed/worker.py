@@ -4,25 +4,32 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 
-from ncf.config import TrainConfig
+from ncf.config import RunConfig, TrainConfig
 from ncf.data.part import load_dataset
 from ncf.distributed import LostRankError, Ranks
+from ncf.errors import InputError
 from ncf.launch import place_here
 from ncf.meeting import join
-from ncf.model.checkpoint import BEST, DEPLOY, Run
+from ncf.model.checkpoint import BEST, DEPLOY, LAST, Run
 from ncf.model.neumf import NeuMF
 from ncf.model.start import start_run
 from ncf.ranking.evaluate import evaluate
 from ncf.ranking.exam import make_exam
 from ncf.ranking.scoring import NeuralScorer
+from ncf.recommender import Recommender
 from ncf.training.cpu_step import CpuGradients
 from ncf.training.reduction import Reduction
 from ncf.training.step import Step
+from ncf.training.train import train
+from ncf.training.trainer import Trainer
 
 USERS, ITEMS = 12, 9
 BORDERS = {  # name: where each rank's users begin, and the end
@@ -122,6 +129,70 @@ def scores(ranks: Ranks, path: Path) -> list[dict]:
     return found
 
 
+def sent(two: Ranks) -> int:
+    """The bytes that a rank of two gives in a real step."""
+    model = NeuMF(4, ITEMS, factors=4, layers=(8, 6))
+    step, before = Step(model, TrainConfig(), two), two.sent
+    step(torch.arange(4), torch.randint(ITEMS, (4, 5)), None, 20, torch.Generator())
+    return two.sent - before
+
+
+def with_empty_ranks(ranks: Ranks, folder: Path) -> dict[str, object]:
+    """Train, resume, train for deployment and evaluate where some rank has no users."""
+    options = {"factors": 4, "layers": (8, 6), "batch_size": 30, "valid_negative": 6, "topk": 3, "fit_all": True}
+    found: dict[str, object] = {}
+    for name in ("middle", "first", "few"):
+        part, path = load_dataset(folder / name, ranks), str(folder / f"{name} run")
+        for epochs in (1, 2):
+            run = RunConfig(checkpoint_dir=path, device="cpu", resume=epochs == 2)
+            result = train(part, TrainConfig(epochs=epochs, **options), run, ranks=ranks)
+        recommender = Recommender.load(path, device="cpu", weights=BEST, ranks=ranks)
+        negatives = recommender.dataset.negatives
+        found[name] = {
+            "users": part.n_users,
+            "test": result.test,
+            "evaluated": recommender.evaluate().to_dict(),
+            "given": None if negatives is None else list(negatives.shape),
+        }
+    return found
+
+
+def save_state(ranks: Ranks, path: Path) -> None:
+    """An epoch, then weights and moments twice: together, as a run's `last`, and each rank's own in a file."""
+    run = Run.open(path, ranks)
+    part = run.dataset
+    trainer = Trainer(
+        run.new_model(), part.train_users, part.train_items, run.config, torch.device("cpu"), "train", ranks
+    )
+    trainer.epoch(1)
+    tensors, values = trainer.state()
+    run.save(LAST, tensors, values)
+    save_file({name: tensor.detach() for name, tensor in tensors.items()}, path / f"own.{ranks.rank}")
+
+
+def complaint(call: Callable[[], object]) -> str | None:
+    try:
+        call()
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def differing(ranks: Ranks, data: Path, path: Path) -> dict[str, object]:
+    """What is said where one rank has other options, another dataset or an earlier file."""
+    part = load_dataset(data, ranks)
+    run = RunConfig(checkpoint_dir=str(path.parent / "never"), device="cpu")
+    recommender = Recommender.load(path, device="cpu", weights=BEST, ranks=ranks)
+    other = replace(part, mark="another") if ranks.rank == 1 else part
+    here = Run.open(path.parent / "stale" if ranks.rank == 1 else path, ranks)
+    return {
+        "options": complaint(lambda: train(part, TrainConfig(seed=int(ranks.rank == 2)), run, ranks=ranks)),
+        "dataset": complaint(lambda: train(other, TrainConfig(), run, ranks=ranks)),
+        "evaluation": complaint(lambda: recommender.evaluate(topk=3 + (ranks.rank == 1))),
+        "file": complaint(lambda: here.load(BEST)),
+    }
+
+
 def lost(ranks: Ranks) -> dict[str, object]:
     """Rank 2 dies; what do the others hear of it, after how long, and say?"""
     ranks.wait()
@@ -139,6 +210,7 @@ def work(ranks: Ranks, data: Path, path: Path) -> dict[str, object]:
     group = dist.new_group([0, 1])
     two = Ranks(ranks.rank, 2, joined=True, group=group) if ranks.rank < 2 else None
     found: dict[str, object] = {"gradients": gradients(ranks, two), "overflow": overflow(ranks), "count": count(ranks)}
+    found["sent"] = sent(two) if two else None
     found["scores of three"] = scores(ranks, path)
     found["scores of two"] = scores(two, path) if two else None
     part = load_dataset(data, ranks)
@@ -152,6 +224,9 @@ def work(ranks: Ranks, data: Path, path: Path) -> dict[str, object]:
     if ranks.first:
         copy.mkdir()
     start_run(copy, run.config, part, resume=False, overwrite=False, ranks=ranks)
+    found["empty"] = with_empty_ranks(ranks, path.parent)
+    save_state(ranks, path.parent / "middle run")
+    found["differing"] = differing(ranks, data, path)
     found["all"] = ranks.from_first(lambda: "é" * 70_000) == "é" * 70_000 and ranks.every(ranks.rank) == [0, 1, 2]
     return found
 

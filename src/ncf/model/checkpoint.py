@@ -153,17 +153,20 @@ class Run:
         Raises InputError where they are absent, damaged or of another run.
         """
         path, dataset = self._file(name), self.dataset
-        self.ranks.from_first(lambda: self._check_weights(path))
+        checked = self.ranks.from_first(lambda: self._check_weights(path))
         rows = slice(dataset.first_user, dataset.first_user + dataset.n_users)
         try:
             tensors, metadata, n_users = read_weights(path, rows)
         except (SafetensorError, OSError) as error:
             raise InputError(f"{path} is damaged: {error}; train the run again") from None
+        if metadata.get("sha256") != checked:  # a file system over a network may show an earlier one
+            raise InputError(f"{path} is not the file that rank 0 finds there: all processes must share the directory")
         if n_users != dataset.whole_users:
             raise InputError(f"{path} is of {n_users} users and the run has {dataset.whole_users}; train the run again")
         return tensors, json.loads(metadata["state"])
 
-    def _check_weights(self, path: Path) -> None:
+    def _check_weights(self, path: Path) -> str:
+        """The digest of a file that is whole and of this run."""
         if not path.exists():
             raise InputError(
                 f"{path} is missing: the run was stopped before its first epoch was saved, or these weights were not "
@@ -176,10 +179,12 @@ class Run:
                 raise InputError(
                     f"{path} belongs to another run than {self.path / CONFIG}: do not mix the files of two runs"
                 )
-            if metadata.get("sha256") != digest_of(path, metadata):
+            digest = digest_of(path, metadata)
+            if metadata.get("sha256") != digest:
                 raise InputError(f"{path} is damaged: its checksum does not match; train the run again")
         except (SafetensorError, OSError) as error:
             raise InputError(f"{path} is damaged: {error}; train the run again") from None
+        return digest
 
     def load_model(self, name: str) -> tuple[NeuMF, dict[str, Any]]:
         """The network with the weights `name`, and the state saved with them."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from ncf.data.dataset import Dataset
 from ncf.data.engine import connect, file_list
 from ncf.data.negatives import NONE
-from ncf.data.parquet import copy_parquet, read_parquet, read_parquet_metadata, write_parquet
+from ncf.data.parquet import copy_parquet, count_rows, read_parquet, read_parquet_metadata, write_parquet
 from ncf.data.part import DatasetPart, cut_file, renumbered
 from ncf.distributed import ALONE, Ranks
 from ncf.errors import InputError
@@ -98,8 +98,9 @@ def read_dataset(directory: Path, about: dict[str, Any], run: str, ranks: Ranks 
     if ranks.world > 1:
         return _read_part(directory, about, run, ranks)
     users, items, seen = (_read(directory / file, run) for file in (USERS, ITEMS, SEEN))
-    n_users, n_items = len(users["user_id"]), len(items["item_id"])
+    n_users = len(users["user_id"])
     negatives = _read(directory / NEGATIVES, run) if (directory / NEGATIVES).exists() else None
+    width = len(negatives["item"]) // max(1, n_users) if negatives else 0
     return Dataset(
         name=about["name"],
         user_ids=users["user_id"],
@@ -107,15 +108,16 @@ def read_dataset(directory: Path, about: dict[str, Any], run: str, ranks: Ranks 
         seed=about["seed"],
         titles=items.get("title"),
         summary=about["summary"],
-        **_pairs(directory, seen, negatives, n_users, n_items),
+        **_pairs(directory, seen, negatives, width, (n_users, len(items["item_id"]))),
     )
 
 
 def _read_part(directory: Path, about: dict[str, Any], run: str, ranks: Ranks) -> DatasetPart:
     sizes = about["users"], about["items"], about["interactions"]
     first, end = cut_file(ranks, directory / SEEN, sizes[0], sizes[2])
-    given = ranks.from_first((directory / NEGATIVES).exists)
-    read = {name: _read(directory / name, run, (first, end)) for name in (SEEN, *((NEGATIVES,) if given else ()))}
+    width = ranks.from_first(lambda: _width(directory / NEGATIVES, sizes[0]))
+    names = (SEEN,) if width is None else (SEEN, NEGATIVES)
+    read = {name: _read(directory / name, run, (first, end)) for name in names}
     tables = renumbered(read, first)
     return DatasetPart(
         name=about["name"],
@@ -128,25 +130,30 @@ def _read_part(directory: Path, about: dict[str, Any], run: str, ranks: Ranks) -
         end=end,
         sizes=sizes,
         mark=about["fingerprint"],
-        **_pairs(directory, tables[SEEN], tables.get(NEGATIVES), end - first, sizes[1]),
+        **_pairs(directory, tables[SEEN], tables.get(NEGATIVES), width or 0, (end - first, sizes[1])),
     )
+
+
+def _width(file: Path, n_users: int) -> int | None:
+    """How many negatives came with the log for each user, also for a rank without users; None where none came."""
+    return count_rows(file) // max(1, n_users) if file.exists() else None
 
 
 def _pairs(
     directory: Path,
     seen: dict[str, np.ndarray],
     negatives: dict[str, np.ndarray] | None,
-    n_users: int,
-    n_items: int,
+    width: int,
+    sizes: tuple[int, int],
 ) -> dict[str, Any]:
-    """The fields of a Dataset that hold users and items."""
+    """The fields of a Dataset that hold users and items, of `sizes` U and I, with `width` negatives a user."""
+    n_users, n_items = sizes
     if len(seen["user"]) and (seen["user"].max() >= n_users or seen["item"].max() >= n_items):
         raise InputError(f"{directory / SEEN} is damaged: an index is out of range; train the run again")
     parts = [
         (torch.from_numpy(seen["user"][chosen]), torch.from_numpy(seen["item"][chosen]))
         for chosen in (seen["split"] == code for code in range(len(SPLITS)))
     ]
-    width = 0 if negatives is None else len(negatives["item"]) // max(1, n_users)
     return {
         "train_users": parts[0][0],
         "train_items": parts[0][1],

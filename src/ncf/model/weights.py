@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from ncf.distributed import CHUNK, Ranks
+from ncf.distributed import CHUNK, Ranks, rows_of_chunk
 
 DTYPES = {torch.float32: "F32", torch.float64: "F64"}
 USERS = "user_embedding"  # how the names of tensors end that have a row a user
@@ -96,8 +96,7 @@ def _about(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
 
 
 def _pieces(tensor: Tensor) -> Iterator[Tensor]:
-    step = max(1, CHUNK // max(1, tensor[:1].nbytes))
-    for piece in torch.split(tensor.detach(), step):
+    for piece in torch.split(tensor.detach(), rows_of_chunk(tensor)):
         yield piece.cpu()
 
 

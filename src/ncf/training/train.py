@@ -91,6 +91,7 @@ def train(
 
 def _check(config: TrainConfig, run: RunConfig, dataset: Dataset, device: torch.device, ranks: Ranks) -> None:
     """Raise InputError for options that cannot work together, or not with this dataset or device."""
+    ranks.check_same({"set of options": [asdict(config), asdict(run)], "dataset": dataset.fingerprint})
     if run.resume and run.overwrite:
         raise InputError("--resume and --overwrite exclude each other: go on with the run, or start anew")
     if config.eval_after >= config.epochs:
@@ -102,7 +103,8 @@ def _check(config: TrainConfig, run: RunConfig, dataset: Dataset, device: torch.
     check_widths(config.factors, config.layers)
     check_precision(config.precision, device)
     check_compile(config, device)
-    needed = needed_bytes(dataset.n_users, dataset.n_items, dataset.n_train, config, device, ranks.world)
+    sizes = dataset.n_users, dataset.n_items, dataset.n_train
+    needed = max(ranks.every(needed_bytes(*sizes, config, device, ranks.world)))
     together = ranks.local_world if device.type == "cpu" else 1  # that share the device's memory
     check_fits(device, needed * together, f"training on {dataset.whole_train} interactions")
 

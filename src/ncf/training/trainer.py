@@ -121,15 +121,18 @@ def needed_bytes(
 ) -> int:
     """About how much memory training takes, in bytes, of one of `ranks` processes with `n_users` and `n_train`.
 
-    Parameters, their gradients and Adam's two moments; the item table and its gradients, one a core; the pairs with
-    the keys of the negatives' search; a batch and its activations.
+    Parameters, their gradients and Adam's two moments; of several processes the buffer that their gradients are summed
+    in; the item table and its gradients, one a core; the pairs with the keys of the negatives' search; a batch and its
+    activations.
     """
     concatenated = config.layers[0] if config.layers else 0
-    tables = (n_users + n_items) * (config.factors + concatenated // 2)
+    width = config.factors + concatenated // 2
+    tables = (n_users + n_items) * width
     network = sum(a * b for a, b in itertools.pairwise(config.layers))
+    summed = n_items * width + network if ranks > 1 else 0
     by_hand = device.type == "cpu" and not wants_compile(config, device)
     item_tables = n_items * (config.factors + (config.layers[1] if config.layers else 0)) * (1 + worker_count())
     batch = math.ceil(batch_size_of(config, n_train * ranks) / ranks)
     samples = min(batch, MICRO_BATCH * worker_count()) if by_hand else batch
     activations = samples * (config.factors + sum(config.layers)) * 4 * (4 if config.precision == "fp32" else 2)
-    return 16 * (tables + network) + 4 * item_tables + 24 * n_train + 32 * batch + activations
+    return 16 * (tables + network) + 4 * (summed + item_tables) + 24 * n_train + 32 * batch + activations
