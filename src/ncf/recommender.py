@@ -124,8 +124,9 @@ class Recommender:
             raise InputError("the model to deploy was trained on the held-out items too: load the `best` weights")
         given = {"topk": topk, "valid_negative": valid_negative, "valid_users_per_batch": valid_users_per_batch}
         config = self.config.replaced(**{name: value for name, value in given.items() if value is not None})
-        options = [config.to_dict(), precision, split]
-        self.ranks.check_same({"set of options": options, "dataset": self.dataset.fingerprint})
+        if self.ranks.joined:
+            options = [config.to_dict(), precision, split]
+            self.ranks.check_same({"set of options": options, "dataset": self.dataset.fingerprint})
         check_precision(precision, self.device)
         exam = make_exam(self.dataset, split, config.valid_negative, self.ranks).to(self.device)
         scorer = NeuralScorer(self.model, DTYPES[precision])
