@@ -195,7 +195,7 @@ def test_o15_mixed_precision_has_a_finite_loss(trained):
 @pytest.mark.parametrize("page", ["README.md", "docs/migrating.md", "docs/protocol.md", "CONTRIBUTING.md"])
 def test_o16_the_documents_name_no_flag_that_is_not_there(capsys, page):
     known = {}
-    for command in ("prepare", "train", "evaluate", "recommend", "doctor"):
+    for command in ("prepare", "train", "evaluate", "recommend", "benchmark", "doctor"):
         with pytest.raises(SystemExit):
             main([command, "--help"])
         known[command] = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", capsys.readouterr().out))
