@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from ncf.device import device_name
 from ncf.model.neumf import has_fast_bf16
 
 USERS, ITEMS, INTERACTIONS, BATCH = 138_493, 26_744, 20_000_263, 1_048_576  # ml-20m's, and the recipe's batch
@@ -211,14 +212,6 @@ def print_table(head: list[str], rows: list[list[str]]) -> None:
         print(f"| {' | '.join(row)} |")
 
 
-def processor() -> str:
-    """The CPU's name, as the system gives it."""
-    file = Path("/proc/cpuinfo")
-    lines = file.read_text().splitlines() if file.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else "unknown CPU"
-
-
 def parse() -> argparse.Namespace:
     """The command line's arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -245,8 +238,7 @@ def main() -> None:
         set_up(arguments.peers, arguments.envs)
         return
     samples = arguments.batch_size // 5 * 5  # a positive and four negatives: whole interactions
-    cores = len(os.sched_getaffinity(0))
-    print(f"{processor()}, {cores} cores, torch {torch.__version__}, load before {os.getloadavg()[0]:.1f}")
+    print(f"{device_name(torch.device('cpu'))}, torch {torch.__version__}, load before {os.getloadavg()[0]:.1f}")
     print(
         f"{arguments.users:,} users, {arguments.items:,} items, {samples:,} samples a step, rounds: {arguments.rounds}"
     )

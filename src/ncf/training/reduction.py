@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ncf.distributed import Ranks
 from ncf.model.neumf import NeuMF
+from ncf.training.cpu_worker import grad_of
 
 UNIT = 4_096  # a count goes as count // UNIT and count % UNIT, whose sums fp32 holds exactly
 TAIL = 3
@@ -34,20 +35,14 @@ class Reduction:
         With `check_overflow`, an own gradient that is not finite makes a shared one so, on every rank: fp16's loss
         scaling then skips the step on all of them.
         """
-        grads = [_grad(parameter) for parameter in self.shared]
+        grads = [grad_of(parameter) for parameter in self.shared]
         torch._foreach_copy_(self.views, grads)
         self.tail[0], self.tail[1], self.tail[2] = count // UNIT, count % UNIT, 0
         if check_overflow:
-            self.tail[2] = (~torch.isfinite(_grad(self.own))).any()
+            self.tail[2] = (~torch.isfinite(grad_of(self.own))).any()
         self.ranks.sum_(self.buffer)
         torch._foreach_copy_(grads, self.views)
         if check_overflow:
             grads[-1].masked_fill_(self.tail[2] > 0, torch.inf)
         total: Tensor = self.tail[0].double() * UNIT + self.tail[1].double()
         return total
-
-
-def _grad(parameter: Tensor) -> Tensor:
-    if parameter.grad is None:
-        raise AssertionError("a step gives every parameter a gradient")
-    return parameter.grad
