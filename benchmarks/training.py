@@ -38,6 +38,7 @@ PEERS = (*PRECISIONS, "als")
 OWN = "usual", "ncf"  # run in this environment
 BASELINE = "usual fp32"
 TURN_SECONDS = 20.0
+CANDIDATES = 5  # a positive and four negatives
 
 
 @dataclass
@@ -157,8 +158,8 @@ def running(peer: str, precision: str, arguments: argparse.Namespace, folder: Pa
         process.wait()
 
 
-def compare(arms: list[Arm], samples: int, rounds: int) -> None:
-    """Warm up, run the rounds, print the tables."""
+def compare(arms: list[Arm], samples: int, rounds: int) -> dict[str, list[float]]:
+    """Warm up, run the rounds, print the tables; samples/s of each arm, one a round."""
     for arm in arms:
         answer = arm.step()
         print(f"warm-up: {arm.name:<16} {answer['seconds']:8.2f} s  {arm.version}", flush=True)
@@ -176,14 +177,18 @@ def compare(arms: list[Arm], samples: int, rounds: int) -> None:
     print()
     print_table(["", "samples/s", f"against {BASELINE}", "last loss", "peak GiB"], rows)
     print_best(speeds)
+    return speeds
 
 
-def fit_als(arguments: argparse.Namespace, folder: Path) -> None:
-    """Fit ALS once, when no other arm is there, and print its seconds."""
+def fit_als(arguments: argparse.Namespace, folder: Path, speeds: dict[str, list[float]]) -> None:
+    """Fit ALS once, when no other arm is there, and print its seconds beside an epoch of ncf's."""
     with running("als", "fp32", arguments, folder) as als:
         seconds = als.step()["seconds"]
         what = f"{arguments.interactions:,} random pairs"
         print(f"\n{als.version}: ALS, 64 factors, 15 iterations, fits {what} in {seconds:.1f} s")
+    for name in (name for name in speeds if name.startswith("ncf")):
+        epoch = arguments.interactions * CANDIDATES / statistics.median(speeds[name])
+        print(f"{name}: the steps of one epoch of as many interactions, {CANDIDATES} samples each, take {epoch:.1f} s")
 
 
 def print_best(speeds: dict[str, list[float]]) -> None:
@@ -237,21 +242,22 @@ def main() -> None:
     if arguments.setup:
         set_up(arguments.peers, arguments.envs)
         return
-    samples = arguments.batch_size // 5 * 5  # a positive and four negatives: whole interactions
+    samples = arguments.batch_size // CANDIDATES * CANDIDATES  # whole interactions
     print(f"{device_name(torch.device('cpu'))}, torch {torch.__version__}, load before {os.getloadavg()[0]:.1f}")
     print(
         f"{arguments.users:,} users, {arguments.items:,} items, {samples:,} samples a step, rounds: {arguments.rounds}"
     )
     arms = list(wanted(arguments))
     networks = [arm for arm in arms if arm[0] != "als"]
+    speeds: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with ExitStack() as stack:
             if networks:
                 started = [stack.enter_context(running(*arm, arguments, folder)) for arm in networks]
-                compare(started, samples, arguments.rounds)
+                speeds = compare(started, samples, arguments.rounds)
         if ("als", "fp32") in arms:
-            fit_als(arguments, folder)
+            fit_als(arguments, folder, speeds)
     print(f"load after {os.getloadavg()[0]:.1f}")
 
 

@@ -5,7 +5,7 @@ hundreds of them. Pieces wait for each other once, so they are faster, and far f
 the cores.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TypeVar
@@ -26,7 +26,29 @@ def spread(function: Callable[[Piece], Result], pieces: Sequence[Piece]) -> list
     if len(pieces) <= 1 or worker_count() == 1:
         with torch.no_grad():
             return [function(piece) for piece in pieces]
-    return list(_pool(worker_count()).map(torch.no_grad()(function), pieces))
+    results: dict[int, Result] = {}
+    # Threads take from one iterator, each `next` of which is whole under Python's lock. A future for every piece would
+    # wake the caller at each, and it would take the lock, and a core, from the threads that work.
+    waiting = enumerate(pieces)
+
+    @torch.no_grad()
+    def work(_: int) -> None:
+        try:
+            for place, piece in waiting:
+                results[place] = function(piece)
+        finally:
+            _exhaust(waiting)
+
+    try:
+        list(_pool(worker_count()).map(work, range(min(worker_count(), len(pieces)))))
+    finally:
+        _exhaust(waiting)  # interrupted, nobody begins another piece
+    return [results[place] for place in range(len(pieces))]
+
+
+def _exhaust(waiting: Iterator[object]) -> None:
+    for _ in waiting:
+        pass
 
 
 @cache

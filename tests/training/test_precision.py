@@ -1,10 +1,14 @@
-"""Training in bf16 follows training in fp32: the same curve within the spread over seeds."""
+"""Training in bf16 follows training in fp32, and evaluating in bf16 gives the metrics of fp32."""
 
+import numpy as np
 import pytest
 import torch
 
 from ncf.config import TrainConfig
 from ncf.model.neumf import NeuMF
+from ncf.ranking.evaluate import evaluate
+from ncf.ranking.exam import make_exam
+from ncf.ranking.scoring import NeuralScorer
 from ncf.training.trainer import Trainer
 
 EPOCHS, SEEDS = 6, (0, 1, 2)
@@ -38,3 +42,22 @@ def test_curves_in_bf16_are_those_in_fp32_over_seeds(dropout):
     assert (apart < 0.01 * exact.mean(0) + 2 * exact.std(0)).all(), (exact, rounded)
     # The same seed draws the same batches and masks, so each pair of curves is closer than two seeds are.
     assert ((exact - rounded).abs() < 0.02 * exact).all(), (exact, rounded)
+
+
+@pytest.mark.parametrize("negatives", [99, "all"])
+@pytest.mark.filterwarnings("ignore::ncf.errors.NcfWarning")
+def test_metrics_in_bf16_are_those_in_fp32_to_a_thousandth(make_dataset, negatives):
+    rng = np.random.default_rng(0)
+    clusters = [np.arange(group, 300, 6) for group in range(6)]
+    dataset = make_dataset([rng.permutation(clusters[user % 6])[:12].tolist() for user in range(6000)], 300)
+    config = TrainConfig(factors=8, layers=(32, 16), batch_size=20_000, compile=False)
+    model = NeuMF(6000, 300, factors=8, layers=(32, 16), seed=0)
+    trainer = Trainer(model, dataset.train_users, dataset.train_items, config, torch.device("cpu"), "train")
+    for number in range(1, 7):
+        trainer.epoch(number)
+    exam = make_exam(dataset, "test", negatives)
+    exact, rounded = (evaluate(NeuralScorer(model, dtype), exam, k=10) for dtype in (torch.float32, torch.bfloat16))
+    assert 0.2 < exact.hr < 0.95  # learnt, and not so well that rounding could not matter
+    assert exact != rounded
+    assert rounded.hr == pytest.approx(exact.hr, abs=1e-3)
+    assert rounded.ndcg == pytest.approx(exact.ndcg, abs=1e-3)
