@@ -1,6 +1,8 @@
-"""Every script in benchmarks/ can at least be loaded with the code as it is."""
+"""Every script in benchmarks/ can at least be loaded with the code as it is, and a GPU's checks pass."""
 
+import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -24,3 +26,27 @@ def test_it_loads(script, monkeypatch):
     for name in set(sys.modules) - before:
         if name in {"arm", "gpu_checks"} or name.startswith("peers"):
             del sys.modules[name]
+
+
+def test_the_checks_of_a_gpu_pass_on_a_cpu_with_torch_alone():
+    """As on a machine that has a checkout and torch: whatever else ncf depends on cannot be imported."""
+    script = """
+import sys
+for name in ("numpy", "duckdb", "safetensors", "tqdm", "pandas", "polars", "pyarrow"):
+    sys.modules[name] = None
+import gpu
+import torch
+torch.set_num_threads(1)
+gpu.check_all(torch.device("cpu"), ("fp32", "bf16", "fp16"))
+sys.exit(bool(gpu.failures))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=FOLDER,
+        env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("ok     ") == len(done.stdout.splitlines()) >= 14

@@ -1,5 +1,7 @@
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,3 +52,12 @@ def test_an_unknown_option_lists_the_known_ones():
 
 def test_whole_numbers_serve_as_floats():
     assert TrainConfig(learning_rate=1, dropout=0).learning_rate == 1
+
+
+def test_paths_numbers_of_numpy_and_column_numbers_are_taken():
+    assert RunConfig(checkpoint_dir=Path("runs") / "a").checkpoint_dir == "runs/a"
+    config = TrainConfig(epochs=np.int64(3), dropout=np.float32(0.25), layers=np.array([8, 4]))
+    assert json.loads(json.dumps(config.to_dict())) == TrainConfig(epochs=3, dropout=0.25, layers=(8, 4)).to_dict()
+    assert PrepareConfig(user_column=1, item_column="2").user_column == "1"
+    with pytest.raises(InputError, match="--epochs must be at least 1: got 0"):
+        TrainConfig(epochs=np.int64(0))

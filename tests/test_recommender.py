@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 
 import ncf
+from ncf import recommender as recommender_module
 from ncf.files import locked
 from ncf.model.checkpoint import Run
+from ncf.ranking.topk import top_items
 
 OPTIONS = {"factors": 8, "layers": (32, 16), "epochs": 3, "valid_negative": 20}
 
@@ -66,6 +68,32 @@ def test_save_leaves_a_directory_that_is_in_use_alone(fitted, tmp_path):
         fitted.save(tmp_path / "other", overwrite=True)
     with pytest.raises(ncf.InputError, match="is a file"):
         fitted.save(tmp_path / "other" / "thesis.tex", overwrite=True)
+
+
+def test_fit_keeps_what_training_found_and_replaces_a_run_when_told(tiny, tmp_path):
+    recommender = ncf.Recommender(**OPTIONS, fit_all=True).fit(tiny, checkpoint_dir=tmp_path / "run", device="cpu")
+    assert recommender.weights == "deploy"
+    assert len(recommender.result.history) == 3
+    assert recommender.result.test["hr@10"] == ncf.Recommender.load(tmp_path / "run", weights="best").evaluate().hr
+    with pytest.raises(ncf.InputError, match="holds a run already"):
+        recommender.fit(tiny, checkpoint_dir=tmp_path / "run", device="cpu")
+    recommender.fit(tiny, checkpoint_dir=tmp_path / "run", overwrite=True, device="cpu")
+
+
+def test_lists_of_many_users_hold_a_bounded_number_of_scores(fitted, monkeypatch):
+    expected = fitted.recommend(fitted.dataset.user_ids, k=5)
+    shapes = []
+
+    def watched(scorer, users, k, seen):
+        shapes.append(len(users) * fitted.dataset.n_items)
+        return top_items(scorer, users, k, seen)
+
+    monkeypatch.setattr(recommender_module, "CELLS", 7 * fitted.dataset.n_items)
+    monkeypatch.setattr(recommender_module, "top_items", watched)
+    found = fitted.recommend(fitted.dataset.user_ids, k=5)
+    assert max(shapes) == 7 * fitted.dataset.n_items
+    for ours, theirs in zip(found[0], expected[0], strict=True):
+        assert ours.tolist() == theirs.tolist()
 
 
 def test_a_saved_model_is_not_trained_over_by_resume(fitted, tiny, tmp_path):

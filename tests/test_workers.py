@@ -1,5 +1,7 @@
 """Pieces on threads: each once, results in order, and an error ends the work."""
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -47,3 +49,34 @@ def test_an_error_is_raised_and_no_piece_is_begun_after_it(threads, error):
         workers.spread(fail_at_two, range(200))
     time.sleep(0.05)
     assert len(begun) <= 2 + 2 * threads
+
+
+def test_who_asked_goes_on_only_when_nobody_works_any_more(monkeypatch):
+    monkeypatch.setattr(workers, "worker_count", lambda: 2)
+    ended, both = [], threading.Barrier(2, timeout=10)
+
+    def work(piece: int) -> None:
+        both.wait()
+        if piece == 0:
+            raise ValueError("at once")
+        time.sleep(0.2)
+        ended.append(piece)
+
+    with pytest.raises(ValueError, match="at once"):
+        workers.spread(work, range(2))
+    assert ended == [1]
+
+
+def test_the_workers_one_thread_is_nobody_elses_default():
+    script = """
+import threading, torch
+from ncf import workers
+torch.set_num_threads(2)
+assert workers.spread(lambda _: torch.get_num_threads(), range(2)) == [1, 1]
+other = []
+thread = threading.Thread(target=lambda: other.append(torch.get_num_threads()))
+thread.start()
+thread.join()
+assert (torch.get_num_threads(), other) == (2, [2])
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

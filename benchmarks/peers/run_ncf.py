@@ -1,9 +1,6 @@
 """The arm of `ncf`: the step that `ncf train` takes."""
 
-import os
 from typing import Any
-
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as ncf's command line does, before torch is there
 
 import torch
 from arm import BETAS, DROPOUT, EPS, FACTORS, LAYERS, LEARNING_RATE, Arm, Job, draw, serve

@@ -61,7 +61,7 @@ def benchmark(
     - `evaluate_items_per_s`: user-item pairs scored and ranked in the sampled exam, 100 candidates a user;
     - `full_ranking_pairs_per_s`: the same against the whole catalogue, for as many users as fit the time;
     - `latency_ms`: `p50` and `p99` of one user's `topk` best unseen items, on one thread of the CPU whatever the
-      device (in fp32 for fp16);
+      device, in `latency_precision` (fp32 for fp16);
     - `peak_memory_mb` in 10**6 bytes: the process's so far, or on a GPU that of this precision;
     - `interactions`, those an epoch visits, the other sizes, `evaluate_batch_size` in pairs, and what it ran on.
 
@@ -136,6 +136,7 @@ class _Bench:
             config,
             pad=wants_compile(config, device),
         )
+        self.evaluated = 0  # users of a timed evaluation
         self.requests = torch.randint(dataset.n_users, (REQUESTS[1],), generator=torch.Generator().manual_seed(0))
 
     def measure(self, precision: str, bar: Any) -> dict[str, Any]:
@@ -170,13 +171,14 @@ class _Bench:
             "items": self.dataset.n_items,
             "interactions": self.dataset.n_train,
             "batch_size": self.batches.rows * (1 + config.negative_samples),
-            "evaluate_batch_size": min(config.valid_users_per_batch, len(self.exam.users)) * self.exam.candidates,
+            "evaluate_batch_size": min(config.valid_users_per_batch, self.evaluated) * self.exam.candidates,
+            "latency_precision": "fp32" if precision == "fp16" else precision,
             **{name: config.to_dict()[name] for name in ("factors", "layers", "dropout", "negative_samples", "topk")},
             "versions": {"ncf": __version__, "torch": torch.__version__, "python": platform.python_version()},
         }
 
     def _train(self, model: NeuMF, precision: str) -> float:
-        """Samples a second of an epoch: its first step, with the shuffle, and as many median others as it has."""
+        """Samples a second of an epoch: its first step, which has the shuffle, and the others at their median."""
         step = Step(model.train(), self.config.replaced(precision=precision), samples=self.batches.samples)
         generator = torch.Generator(self.device).manual_seed(0)
         on_gpu, length = self.device.type == "cuda", len(self.batches)
@@ -215,7 +217,7 @@ class _Bench:
         def work(n: int) -> None:
             evaluate(scorer, _first_users(exam, n), k=self.config.topk, users_per_batch=batch)
 
-        users_per_s = _rate(work, len(exam.users), 256, EVALUATE_SECONDS, self.device)
+        users_per_s, self.evaluated = _rate(work, len(exam.users), 256, EVALUATE_SECONDS, self.device)
         return users_per_s * exam.pairs / len(exam.users)
 
     def _rank(self, model: NeuMF, precision: str) -> float:
@@ -226,7 +228,7 @@ class _Bench:
         def work(n: int) -> None:
             evaluate(scorer, _first_users(exam, n), k=self.config.topk, users_per_batch=len(exam.users))
 
-        return _rate(work, len(exam.users), 16, RANK_SECONDS, self.device) * self.dataset.n_items
+        return _rate(work, len(exam.users), 16, RANK_SECONDS, self.device)[0] * self.dataset.n_items
 
 
 def _with_fewer_users(dataset: Dataset) -> Dataset:
@@ -245,8 +247,8 @@ def _first_users(exam: Exam, n: int) -> Exam:
     return replace(exam, users=exam.users[:n], positives=exam.positives[:n], negatives=negatives, evaluated=n)
 
 
-def _rate(work: Callable[[int], None], most: int, least: int, budget: float, device: torch.device) -> float:
-    """Units a second of `work(n)`, which does n of them: the median of RUNS runs, of what fits `budget` seconds.
+def _rate(work: Callable[[int], None], most: int, least: int, budget: float, device: torch.device) -> tuple[float, int]:
+    """Units a second of `work(n)`, which does n of them, and n: the median of RUNS runs, of what fits `budget` seconds.
 
     `most` is how many units there are, `least` how many to begin with.
     """
@@ -262,7 +264,7 @@ def _rate(work: Callable[[int], None], most: int, least: int, budget: float, dev
     times: list[float] = []
     while len(times) < FEWEST_RUNS or (len(times) < RUNS and _now(device) - begin < budget):
         times.append(_seconds(work, n, device))
-    return n / median(times)
+    return n / median(times), n
 
 
 def _seconds(work: Callable[[int], None], n: int, device: torch.device) -> float:

@@ -35,7 +35,11 @@ def format_benchmark(results: Sequence[dict[str, Any]]) -> list[str]:
         f"Inference: one user's top {about['topk']} unseen items, one CPU thread",
         *_align(
             [("precision", "p50, ms", "p99, ms")]
-            + [(one["precision"], *(f"{one['latency_ms'][key]:.2f}" for key in ("p50", "p99"))) for one in results]
+            + [
+                (one["latency_precision"], *(f"{one['latency_ms'][key]:.2f}" for key in ("p50", "p99")))
+                for one in results
+                if one["latency_precision"] == one["precision"] or len(results) == 1
+            ]
         ),
         "",
         f"Peak memory: {max(one['peak_memory_mb'] for one in results):,.0f} MB",

@@ -161,13 +161,14 @@ def _prepare(arguments: argparse.Namespace) -> None:
 def _train(arguments: argparse.Namespace) -> None:
     from ncf.data.part import load_dataset  # noqa: PLC0415
     from ncf.data.tables import read_manifest  # noqa: PLC0415
-    from ncf.training.train import train  # noqa: PLC0415
+    from ncf.model.checkpoint import options_of  # noqa: PLC0415
+    from ncf.training.train import run_directory, train  # noqa: PLC0415
 
     config, run = take(TrainConfig, arguments), take(RunConfig, arguments)
     if arguments.mode == "test":
         _print_evaluation(
             arguments.place,
-            run.checkpoint_dir or f"runs/{read_manifest(Path(arguments.data))['name']}",
+            run_directory(run, read_manifest(Path(arguments.data))["name"]),
             data=arguments.data,
             device=run.device,
             precision=config.precision,
@@ -178,6 +179,8 @@ def _train(arguments: argparse.Namespace) -> None:
         run = run.replaced(resume=True, overwrite=False)
     with _joined(arguments.place, run.device) as ranks:
         dataset = load_dataset(arguments.data, ranks)
+        if run.resume and (own := options_of(run_directory(run, dataset.name))):  # what is not said again is as it was
+            config = own.replaced(**given(TrainConfig, arguments))
         train(
             dataset, config, run, progress=sys.stderr.isatty(), log=say if ranks.first else _show_nothing, ranks=ranks
         )
@@ -206,7 +209,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
 
 def _print_evaluation(
     place: Place,
-    checkpoint_dir: str,
+    checkpoint_dir: str | Path,
     *,
     data: str | None,
     device: str,

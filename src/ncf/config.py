@@ -5,6 +5,8 @@
 """
 
 import math
+import numbers
+import os
 import types
 import typing
 from collections.abc import Iterable
@@ -66,6 +68,17 @@ def scalar_types(item: Field[Any]) -> tuple[type, ...]:
     return typing.get_args(hint) if isinstance(hint, types.UnionType) else (typing.cast(type, hint),)
 
 
+def _plain(item: Field[Any], value: Any) -> Any:
+    """A path as text, a number of numpy's as Python's, and a column's number as the text that the command line has."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        value = int(value)
+    elif isinstance(value, numbers.Real) and not isinstance(value, bool):
+        value = float(value)
+    return str(value) if type(value) is int and item.name.endswith("_column") else value
+
+
 def _fits(item: Field[Any], value: Any) -> bool:
     allowed = scalar_types(item)
     if value is None or isinstance(value, bool):
@@ -95,9 +108,12 @@ class Options:
         for item in fields(self):
             value = getattr(self, item.name)
             many = typing.get_origin(item.type) is tuple
-            if many and not isinstance(value, tuple):
-                value = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
-                object.__setattr__(self, item.name, value)
+            if many:
+                several = value if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
+                value = tuple(_plain(item, one) for one in several)
+            else:
+                value = _plain(item, value)
+            object.__setattr__(self, item.name, value)
             if not all(_fits(item, one) for one in (value if many else (value,))):
                 allowed = describe_range(item)
                 must = f" must be {allowed}" if allowed else " has a value of the wrong type"
@@ -110,15 +126,19 @@ class Options:
     @classmethod
     def from_options(cls, options: dict[str, Any]) -> Self:
         """From keyword arguments, defaults for the rest. Raises InputError on an unknown name, with the known ones."""
-        known = [item.name for item in fields(cls)]
-        unknown = [name for name in options if name not in known]
-        if unknown:
-            raise InputError(f"unknown option {', '.join(unknown)}: choose among {', '.join(known)}")
+        cls._check_names(options)
         return cls(**options)
 
     def replaced(self, **options: Any) -> Self:
-        """The same with some options changed. Raises InputError where one is out of its range."""
+        """The same with some options changed. Raises InputError where one is unknown or out of its range."""
+        self._check_names(options)
         return replace(self, **options)
+
+    @classmethod
+    def _check_names(cls, options: dict[str, Any]) -> None:
+        known = [item.name for item in fields(cls)]
+        if unknown := [name for name in options if name not in known]:
+            raise InputError(f"unknown option {', '.join(unknown)}: choose among {', '.join(known)}")
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
@@ -126,7 +146,7 @@ class Options:
         known = {item.name for item in fields(cls)}
         if known != set(values):
             raise InputError(
-                f"{cls.__name__} does not match this version of ncf: unknown {sorted(set(values) - known)}, "
+                f"its options are not those of this version of ncf: unknown {sorted(set(values) - known)}, "
                 f"missing {sorted(known - set(values))}"
             )
         return cls(**values)
@@ -143,11 +163,13 @@ class PrepareConfig(Options):
     item_column: str | None = option(None, "the column that holds the item: a name, or a number from 1")
     value_column: str | None = option(None, "the column that holds the rating or weight: a name, or a number from 1")
     time_column: str | None = option(None, "the column that holds the time: a name, or a number from 1")
-    delimiter: str | None = option(None, "what separates the columns of a text file (default: found by itself)")
+    delimiter: str | None = option(
+        None, "what separates the columns of a text file: characters, `tab` or `space` (default: found by itself)"
+    )
     header: bool | None = option(None, "whether the first line of a text file names the columns (default: found)")
     on_bad_rows: str = option("error", "a row that cannot be read: stop, or skip and count", choices=("error", "skip"))
     item_names: str | None = option(None, "a file with each item's id and title")
-    seed: int = option(0, "the exam's seed: fixes the evaluation negatives, and a synthetic log", low=0, high=2**32 - 1)
+    seed: int = option(0, "fixes the evaluation negatives, and a synthetic log", low=0, high=2**32 - 1)
     users: int = option(2000, "users of a `synthetic` log", low=1)
     items: int = option(1000, "items of a `synthetic` log", low=2)
     interactions: int = option(120_000, "interactions of a `synthetic` log", low=1)
@@ -177,12 +199,14 @@ class TrainConfig(Options):
     beta2: float = option(0.5, "Adam's decay of the gradient's square", "-b2", low=0, below=1)
     eps: float = option(1e-8, "Adam's guard against division by zero", above=0)
     neg_trick: bool = option(False, "draw negatives unchecked, so that a few are positives (the recipe's shortcut)")
-    precision: str = option("fp32", "of the products; parameters stay fp32", choices=("fp32", "bf16", "fp16"))
+    precision: str = option(
+        "fp32", "number format of matrix products; parameters stay fp32", choices=("fp32", "bf16", "fp16")
+    )
     loss_scale: float | str = option("dynamic", "fp16's loss scale", above=0, words=("dynamic",))
     compile: bool | None = option(None, "compile the step (default: on a GPU with a C compiler at hand)")
     seed: int = option(0, "fixes initial weights, negatives, order and dropout", "-s", low=0, high=2**32 - 1)
     # when to look, and what to keep
-    eval_after: int = option(0, "evaluate only after this many epochs", low=0)
+    eval_after: int = option(0, "epochs before the first that is evaluated; 0 evaluates every one", low=0)
     target: float | None = option(None, "stop at this HR (default: off)", "-t", above=0, high=1, live=True)
     patience: int = option(0, "stop after this many epochs without a better one; 0 is off", low=0, live=True)
     select_on: str = option(
@@ -193,7 +217,12 @@ class TrainConfig(Options):
     fit_all: bool = option(False, "after selection, train again on every interaction, for the model to deploy")
     # the exam
     topk: int = option(10, "cutoff of HR and NDCG", "-k", low=1)
-    valid_negative: int | str = option(99, "untouched items ranked with the held-out one", low=1, words=("all",))
+    valid_negative: int | str = option(
+        99,
+        "items without an interaction of the user that the held-out one is ranked with; `all` is the whole catalogue",
+        low=1,
+        words=("all",),
+    )
     valid_users_per_batch: int = option(5000, "users scored at a time in evaluation", low=1)
 
 
@@ -202,8 +231,10 @@ class RunConfig(Options):
     """Where and how a run goes; none of it changes the model (beyond a device's rounding)."""
 
     checkpoint_dir: str | None = option(None, "the run's directory (default: runs/<dataset>)", live=True)
-    resume: bool = option(False, "go on from the last finished epoch", live=True)
-    overwrite: bool = option(False, "replace an existing run", live=True)
+    resume: bool = option(
+        False, "go on from the last finished epoch, with the run's options but for those given", live=True
+    )
+    overwrite: bool = option(False, "replace an existing run, which is deleted when training begins", live=True)
     device: str = option("auto", "auto, cpu, cuda or cuda:N", live=True)
     verbose: bool = option(False, "a line after every epoch, not only after a new best", live=True)
     tensorboard: bool = option(False, "write TensorBoard events into the run's directory", live=True)

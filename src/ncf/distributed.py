@@ -28,7 +28,7 @@ class LostRankError(RunError):
 
 
 class Ranks:
-    """One process's view of all. Every method but `first` must be called by all ranks, in the same order."""
+    """One process's view of all. Its methods must be called by all ranks, in the same order."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Ranks:
         try:
             call()
         except RuntimeError as error:
-            if "out of memory" in str(error):
+            if "out of memory" in str(error) or "CUDA error" in str(error):  # this process's own
                 raise
             raise LostRankError(
                 f"another process of the run is gone; go on with --resume ({first_line(error)})"

@@ -98,7 +98,7 @@ def launch(devices: int, arguments: Sequence[str]) -> int:
         except SignalException as error:
             if error.sigval == signal.SIGINT:
                 return 130  # rank 0 has said what is saved
-            raise RunError(f"ended by {error.sigval.name}; what was saved can be gone on with (--resume)") from None
+            raise RunError(f"ended by {error.sigval.name}; go on from the last saved epoch with --resume") from None
     return 0
 
 

@@ -22,7 +22,7 @@ from ncf.errors import InputError
 Group = TypeVar("Group", bound=Options)
 EXAM = {
     "topk": "cutoff of HR and NDCG (default: the run's)",
-    "valid_negative": "untouched items ranked with the held-out one, or all (default: the run's)",
+    "valid_negative": "items ranked with the held-out one, or all, as for `ncf train` (default: the run's)",
     "valid_users_per_batch": "users scored at a time (default: the run's)",
 }
 LIST = {"topk": "items to list for a user (default: 10)", "precision": None}
@@ -170,6 +170,8 @@ def _metavar(item: Field[Any]) -> str:
     kinds = scalar_types(item)
     if item.metadata["choices"]:
         return "|".join(item.metadata["choices"])
+    if item.name == "item_names":
+        return "FILE"
     return "N" if int in kinds else "X" if float in kinds else item.name.rsplit("_", maxsplit=1)[-1].upper()
 
 

@@ -25,14 +25,14 @@ from ncf.files import locked
 from ncf.model.checkpoint import BEST, DEPLOY, LOCK, Run
 from ncf.model.neumf import NeuMF
 from ncf.model.start import check_free
-from ncf.ranking.evaluate import Evaluation, evaluate, protocol_line, warn_if_odd
+from ncf.ranking.evaluate import CELLS, Evaluation, evaluate, protocol_line, warn_if_odd
 from ncf.ranking.exam import make_exam
 from ncf.ranking.scoring import NeuralScorer
 from ncf.ranking.topk import top_items
 from ncf.training.step import DTYPES, check_precision
-from ncf.training.train import train
+from ncf.training.train import TrainResult, train
 
-USERS_AT_A_TIME = 256
+USERS_AT_A_TIME = 256  # at most: no more scores at a time than evaluation holds
 
 
 class Recommender:
@@ -48,6 +48,7 @@ class Recommender:
         self.device = torch.device("cpu")
         self.weights = BEST
         self.ranks = ALONE
+        self.result: TrainResult | None = None  # of `fit`
         self._state: dict[str, Any] = {}
         self._model: NeuMF | None = None
         self._dataset: Dataset | None = None
@@ -57,21 +58,23 @@ class Recommender:
         dataset: Dataset,
         *,
         checkpoint_dir: str | Path | None = None,
+        overwrite: bool = False,
         device: str = "auto",
         progress: bool = False,
         log: Callable[[str], None] = lambda _: None,
     ) -> Self:
         """Train on `dataset`, as `ncf train` does, and keep the best epoch (or, with `fit_all`, the model to deploy).
 
-        Without `checkpoint_dir` the run's files are temporary; `save` keeps the model. `log` gets the lines that
-        `ncf train` prints. Raises what `ncf.train` raises.
+        Without `checkpoint_dir` the run's files are temporary; `save` keeps the model. With `overwrite` a run that is
+        there is replaced. `log` gets the lines that `ncf train` prints, and `result` keeps what they say: the epochs,
+        and the test score. Raises what `ncf.train` raises.
         """
         if not isinstance(dataset, Dataset):
             raise InputError(f"fit takes a Dataset: make one with ncf.prepare(log): got {type(dataset).__name__}")
         with tempfile.TemporaryDirectory(prefix="ncf-run-") as temporary:
-            run = RunConfig(checkpoint_dir=str(checkpoint_dir or temporary), device=device)
-            result = train(dataset, self.config, run, progress=progress, log=log)
-            self._take(Run.open(result.checkpoint_dir), device, None)
+            run = RunConfig(checkpoint_dir=str(checkpoint_dir or temporary), overwrite=overwrite, device=device)
+            self.result = train(dataset, self.config, run, progress=progress, log=log)
+            self._take(Run.open(self.result.checkpoint_dir), device, None)
         return self
 
     @classmethod
@@ -93,8 +96,9 @@ class Recommender:
     def save(self, directory: str | Path, *, overwrite: bool = False) -> None:
         """Write a run's directory that `load`, `ncf evaluate` and `ncf recommend` read.
 
-        The directory is whole or not there; one that is replaced is there until the new one is. Raises InputError
-        where it holds something (a run, without `overwrite`) or is in use, RunError where it cannot be written.
+        The directory is whole or not there; one that is replaced is kept until the new one is written. Raises
+        InputError where it holds something (a run, without `overwrite`) or is in use, RunError where it cannot be
+        written.
         """
         path = Path(directory)
         if path.exists() and not path.is_dir():
@@ -163,8 +167,9 @@ class Recommender:
         seen = self._seen if filter_seen else None
         items: list[np.ndarray] = []
         scores: list[np.ndarray] = []
-        for at in range(0, len(index), USERS_AT_A_TIME):
-            best = top_items(scorer, index[at : at + USERS_AT_A_TIME], k, seen)
+        step = max(1, min(USERS_AT_A_TIME, CELLS // self.dataset.n_items))
+        for at in range(0, len(index), step):
+            best = top_items(scorer, index[at : at + step], k, seen)
             found, value = (tensor.cpu().numpy() for tensor in best)
             for row, score in zip(found, value, strict=True):
                 left = score > -np.inf

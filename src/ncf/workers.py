@@ -6,8 +6,9 @@ the cores.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
+from threading import Barrier
 from typing import TypeVar
 
 import torch
@@ -32,17 +33,21 @@ def spread(function: Callable[[Piece], Result], pieces: Sequence[Piece]) -> list
     waiting = enumerate(pieces)
 
     @torch.no_grad()
-    def work(_: int) -> None:
+    def work() -> None:
         try:
             for place, piece in waiting:
                 results[place] = function(piece)
         finally:
             _exhaust(waiting)
 
+    working = [_pool(worker_count()).submit(work) for _ in range(min(worker_count(), len(pieces)))]
     try:
-        list(_pool(worker_count()).map(work, range(min(worker_count(), len(pieces)))))
-    finally:
-        _exhaust(waiting)  # interrupted, nobody begins another piece
+        wait(working)
+    finally:  # after Ctrl-C too, nobody begins another piece, and nobody writes once this has returned
+        _exhaust(waiting)
+        wait(working)
+    for one in working:
+        one.result()
     return [results[place] for place in range(len(pieces))]
 
 
@@ -53,9 +58,14 @@ def _exhaust(waiting: Iterator[object]) -> None:
 
 @cache
 def _pool(count: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(count, thread_name_prefix="ncf", initializer=_start_worker)
+    threads, ready = torch.get_num_threads(), Barrier(count)
+    pool = ThreadPoolExecutor(count, thread_name_prefix="ncf", initializer=_start_worker)
+    wait([pool.submit(ready.wait) for _ in range(count)])
+    torch.set_num_threads(threads)  # what a worker sets for itself, torch takes for the default of threads to come
+    return pool
 
 
 def _start_worker() -> None:
+    torch.get_num_threads()  # or torch would set the default once more, later
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)

@@ -145,3 +145,19 @@ def test_version_and_help(capsys):
             main(arguments)
         assert stop.value.code == 0
     assert "--no-neg-trick" in capsys.readouterr().out
+
+
+def test_resume_keeps_the_options_that_are_not_given_again(ncf, tiny_data, tmp_path):
+    assert ncf("train", "--data", tiny_data, "--checkpoint-dir", "run", "-e", 2, "-l", 0.001, *SMALL)[0] == 0
+    again = ("train", "--data", tiny_data, "--checkpoint-dir", "run", "--device", "cpu", "--resume")
+    for given, epochs in (((), 2), (("-e", 3), 3), (("--patience", 9), 3)):
+        status, _, err = ncf(*again, *given)
+        assert (status, err) == (0, "")
+        assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == epochs
+    options = json.loads((tmp_path / "run" / "config.json").read_text())["options"]
+    assert (options["learning_rate"], options["epochs"], options["patience"]) == (0.001, 3, 9)
+    status, _, err = ncf(*again, "-l", 0.002)
+    assert (status, err) == (
+        2,
+        "ncf: error: --resume cannot change --learning-rate: the run in run has 0.001, got 0.002\n",
+    )

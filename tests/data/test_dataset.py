@@ -229,7 +229,7 @@ def test_what_is_no_dataset(tmp_path):
     refused(tmp_path / "nowhere", "nowhere is not a directory that exists: make a dataset with `ncf prepare")
     refused(tmp_path, "is not a dataset .*: make one with `ncf prepare")
     (tmp_path / "file").write_text("x")
-    refused(tmp_path / "file", "is not a directory")
+    refused(tmp_path / "file", r"file is a file, not a dataset: make one of it with `ncf prepare .*file -o data/file`")
     (tmp_path / "dataset.json").write_text('["x"]')
     refused(tmp_path, "damaged, or not of an ncf dataset")
 

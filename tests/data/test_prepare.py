@@ -198,7 +198,7 @@ def test_config_and_options(tmp_path):
     dataset = prepare(path, config=PrepareConfig(min_ratings=2, seed=7), validation=False)
     assert dataset.seed == 7
     assert dataset.summary["rules"] == {"min_ratings": 2, "min_value": None, "validation": False}
-    with pytest.raises(InputError, match=r"no option 'minimum': it has min_ratings, .*seed"):
+    with pytest.raises(InputError, match=r"unknown option minimum: choose among min_ratings, .*seed"):
         prepare(path, minimum=3)
     with pytest.raises(InputError, match="--min-ratings must be at least 1: got 0"):
         prepare(path, min_ratings=0)
@@ -239,7 +239,7 @@ def test_the_summary_counts_every_drop_even_zero(tmp_path):
     text = "\n".join(lines)
     for label in ("bad rows skipped", "rows under --min-value", "repeated pairs", "users under", "items left"):
         assert re.search(rf"{label}.*: +0", text)
-    assert "user = userId, item = movieId, value = rating, time = timestamp" in text
+    assert "user = userId, item = movieId, value = rating (not used), time = timestamp" in text
     assert re.search(r"rows read: +5\n", text)
     assert "3 train, 1 validation, 1 test" in text
     assert str(tmp_path / "out") in text

@@ -94,7 +94,6 @@ def test_column_flags(tmp_path, fingerprint):
         ("userID,artistID,weight", ("userID", "artistID", "weight", None)),
         ("user,place_id,when,rating", ("user", "place_id", "rating", None)),
         ("x,user_id,y,hotel_id", ("user_id", "hotel_id", None, None)),
-        ("shop,count,item_id,rating", ("shop", "item_id", "rating", None)),
         ("reviewerID,asin,reviewTime,unixReviewTime", ("reviewerID", "asin", None, "unixReviewTime")),
         ("User-ID,ISBN,Book-Rating", ("User-ID", "ISBN", "Book-Rating", None)),
         ("id,user,ts,thing", ("user", "id", None, "ts")),
@@ -106,6 +105,15 @@ def test_columns_are_known_by_name(tmp_path, header, columns):
     rows = [tuple(10 * row + column for column in range(width)) for row in range(9)]
     dataset = prepared(tmp_path / "log.csv", text(rows, header), on_bad_rows="skip")
     assert tuple(dataset.summary["columns"].values()) == columns
+
+
+def test_a_guess_is_said_to_be_one(tmp_path):
+    rows = [(10 * row, row, 20 + row % 2, 3) for row in range(9)]
+    with pytest.warns(NcfWarning) as said:
+        dataset = prepared(tmp_path / "log.csv", text(rows, "shop,count,item_id,rating"), on_bad_rows="skip")
+    assert tuple(dataset.summary["columns"].values()) == ("shop", "item_id", "rating", None)
+    guess = "the user is taken to be column 'shop', of which nothing says so: name it with --user-column"
+    assert guess in [str(one.message) for one in said]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 import itertools
 import math
+import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from safetensors.torch import save_file
 
 from ncf.config import TrainConfig
 from ncf.data.negatives import Untouched, evaluation_negatives
-from ncf.data.part import cuts
+from ncf.data.part import cuts, load_dataset
 from ncf.distributed import ALONE, LostRankError
 from ncf.errors import InputError
 from ncf.files import atomic_file
@@ -141,3 +143,17 @@ def test_a_rank_lost_while_a_file_is_written_stays_a_lost_rank(tmp_path):
     """Else it would be told as a failure of this rank's own, beside what the launcher says."""
     with pytest.raises(LostRankError), atomic_file(tmp_path / "last"):
         raise LostRankError("gone")
+
+
+@pytest.mark.parametrize("table", ["users", "items", "train"])
+def test_several_processes_refuse_files_of_another_dataset(tiny, planted, tmp_path, table):
+    tiny.save(tmp_path / "data")
+    planted.save(tmp_path / "other")
+    ranks = SimpleNamespace(world=2, rank=0, from_first=lambda make: make())
+    assert load_dataset(tmp_path / "data", ranks).whole_users == tiny.n_users
+    shutil.copy(tmp_path / "other" / f"{table}.parquet", tmp_path / "data")
+    with pytest.raises(InputError, match=rf"{table}.parquet belongs to another dataset"):
+        load_dataset(tmp_path / "data", ranks)
+    (tmp_path / "data" / f"{table}.parquet").unlink()
+    with pytest.raises(InputError, match=rf"{table}.parquet is missing"):
+        load_dataset(tmp_path / "data", ranks)

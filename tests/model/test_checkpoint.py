@@ -7,7 +7,7 @@ import torch
 from ncf.config import TrainConfig
 from ncf.errors import InputError, RunError
 from ncf.model.checkpoint import BEST, CONFIG, LAST, Run
-from ncf.model.start import start_run
+from ncf.model.start import check_free, start_run
 
 CONFIG_SMALL = TrainConfig(factors=4, layers=(8, 4), epochs=3)
 
@@ -82,7 +82,7 @@ def test_an_edited_weight_is_noticed(run, tmp_path):
     [
         (lambda content: content.update(format=99), "format 99"),
         (lambda content: content["options"].update(seed=9), "was changed since training"),
-        (lambda content: content["options"].update(extra=9), "does not match this version"),
+        (lambda content: content["options"].update(extra=9), "not those of this version of ncf: unknown .'extra'"),
         (lambda content: content["options"].update(dropout=7), "--dropout"),
         (lambda content: content["dataset"].update(fingerprint="0"), "were changed since training"),
         (lambda content: content.pop("dataset"), "damaged"),
@@ -121,6 +121,24 @@ def test_an_existing_run_is_kept_unless_told_otherwise(run, tmp_path, tiny):
     (tmp_path / "metrics.jsonl").touch()
     assert start_run(tmp_path, CONFIG_SMALL, tiny, resume=True, overwrite=False).has(BEST)
     assert not start_run(tmp_path, CONFIG_SMALL, tiny, resume=False, overwrite=True).has(BEST)
+
+
+@pytest.mark.parametrize("deleted", range(7))
+def test_a_run_whose_overwriting_was_killed_can_be_overwritten(run, tmp_path, tiny, deleted):
+    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / "events.out.tfevents.1").touch()
+    files = check_free(tmp_path, overwrite=True)
+    assert len(files) == 6
+    for file in files[:deleted]:
+        file.unlink()
+    assert not start_run(tmp_path, CONFIG_SMALL, tiny, resume=False, overwrite=True).has(BEST)
+
+
+def test_what_a_killed_process_was_writing_goes_when_its_run_is_resumed(run, tmp_path, tiny):
+    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / ".last.safetensors.77.tmp").write_bytes(b"half")
+    start_run(tmp_path, CONFIG_SMALL, tiny, resume=True, overwrite=False)
+    assert not (tmp_path / ".last.safetensors.77.tmp").exists()
 
 
 def test_a_directory_with_something_else_is_never_touched(tmp_path, tiny):

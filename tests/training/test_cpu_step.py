@@ -89,6 +89,39 @@ def test_gradients_with_dropout_equal_autograd_under_the_same_masks(dropout, mon
         torch.testing.assert_close(gradient, parameter.grad, rtol=0, atol=1e-10)
 
 
+def test_gradients_with_dropout_of_several_micro_batches_and_cores_equal_autograd(monkeypatch):
+    """The bytes that each micro-batch drew, the shorter last ones too, are kept and make autograd's masks."""
+    drawn, advance = [], RandomBytes.advance
+
+    def kept(random: RandomBytes) -> None:
+        advance(random)
+        drawn.append(random.bytes.numpy().copy())
+
+    monkeypatch.setattr(RandomBytes, "advance", kept)
+    monkeypatch.setattr(cpu_step, "worker_count", lambda: 3)
+    monkeypatch.setattr(cpu_step, "spread", lambda work, pieces: [work(piece) for piece in pieces])  # in order
+    model = make_model({}, dropout=0.3).train()
+    users, candidates = make_batch()
+    loss = CpuGradients(model, torch.float64)(users, candidates, None, torch.Generator().manual_seed(4))
+    found = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    expected, masks = torch.zeros((), dtype=torch.float64), iter(drawn)
+    for part in cut_by_user(users, 3):
+        for some in zip(users[part].split(64 // 5), candidates[part].split(64 // 5), strict=True):
+            layers = iter(torch.from_numpy(next(masks)).split([some[1].numel() * width for width in (256, 128, 64)]))
+            monkeypatch.setattr(
+                "ncf.model.dropout.drop_mask",
+                lambda shape, *_, layers=layers: (next(layers) >= 128 - keep_of_256(0.3)).double().view(shape),
+            )
+            expected = expected + loss_sum(model, *some, None, torch.float64)
+    expected.backward()
+    assert next(masks, None) is None
+    assert len({one.tobytes()[:64] for one in drawn}) == len(drawn) > 6
+    torch.testing.assert_close(loss, expected.detach(), rtol=0, atol=1e-10)
+    for gradient, parameter in zip(found, model.parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad, rtol=0, atol=1e-10)
+
+
 def test_micro_batches_and_cores_drop_different_activations():
     """Each interaction occurs twice, far apart: with the same masks their gradients would be equal."""
     model = make_model({}, dropout=0.5).train()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ncf.config import TrainConfig
-from ncf.errors import InputError, NcfWarning
+from ncf.errors import InputError, NcfWarning, RunError
 from ncf.model.neumf import NeuMF, has_fast_bf16
 from ncf.training.step import Step, check_precision, loss_sum
 
@@ -83,7 +83,29 @@ def test_bf16_without_hardware_is_warned_of():
         check_precision("bf16", CPU)
 
 
+@pytest.mark.parametrize("asked", [None, True])
+def test_a_step_that_cannot_be_compiled(monkeypatch, asked):
+    def broken(function, **_):
+        def fail(*_):
+            raise OSError("Python.h: no such file\nmore")
+
+        return fail
+
+    monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr("ncf.training.step.wants_compile", lambda *_: True)
+    step = Step(NeuMF(9, 7), TrainConfig(compile=asked))
+    batch = torch.arange(9), torch.randint(7, (9, 5)), None, 45, None
+    if asked:
+        with pytest.raises(RunError, match=r"cannot be compiled \(OSError: Python.h: no such file\): leave --compile"):
+            step(*batch)
+        return
+    with pytest.warns(NcfWarning, match=r"cannot be compiled \(OSError: Python.h: no such file\), so it is slower"):
+        loss = step(*batch)
+    assert step(*batch) < loss
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:TensorFloat32")
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_gpu_trains_as_the_cpu_does(precision, compiled):

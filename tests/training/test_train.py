@@ -81,6 +81,13 @@ def test_lines_of_a_killed_epoch_are_cut_back(tmp_path, tiny):
     assert [record["epoch"] for record in records(tmp_path)] == [1, 2, 3, 4]
 
 
+def test_resume_without_options_takes_the_runs(tmp_path, tiny):
+    train_into(tmp_path, tiny, dataclasses.replace(SMALL, epochs=2))
+    result, _ = train_into(tmp_path, tiny, None, resume=True)
+    assert len(result.history) == 2
+    assert Run.open(tmp_path).config == dataclasses.replace(SMALL, epochs=2)
+
+
 def test_resuming_a_finished_run_prints_the_closing_block_again(tmp_path, tiny):
     _, lines = train_into(tmp_path, tiny)
     before = (tmp_path / "last.safetensors").read_bytes()
@@ -95,6 +102,26 @@ def test_resume_without_a_last_starts_afresh(tmp_path, tiny):
     (tmp_path / "b" / "last.safetensors").unlink()
     train_into(tmp_path / "b", tiny, resume=True)
     assert records(tmp_path / "a") == records(tmp_path / "b")
+
+
+@pytest.mark.parametrize("earlier", [True, False])
+def test_best_weights_that_a_kill_kept_from_the_disk_are_made_from_last(tmp_path, tiny, monkeypatch, earlier):
+    def killed_at_best(self, name, tensors, state):
+        if name == "best" and not (earlier and state["epoch"] == 1):
+            raise KeyboardInterrupt
+        save(self, name, tensors, state)
+
+    save = Run.save
+    with monkeypatch.context() as patched:
+        patched.setattr(Run, "save", killed_at_best)
+        with pytest.raises(KeyboardInterrupt):
+            train_into(tmp_path, tiny)
+    done = len(records(tmp_path))
+    result, _ = train_into(tmp_path, tiny, dataclasses.replace(SMALL, epochs=done), resume=True)
+    assert result.best_epoch == done == Run.open(tmp_path).load("best")[1]["epoch"]
+    last = weights_of(tmp_path, "last")
+    for name, value in weights_of(tmp_path, "best").items():
+        assert torch.equal(value, last[f"model.{name}"])
 
 
 def test_the_best_epoch_is_kept_not_the_last(tmp_path, tiny):

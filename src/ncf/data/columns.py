@@ -1,12 +1,13 @@
 """Which column of a log is the user, the item, the rating and the time."""
 
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from ncf.config import PrepareConfig
-from ncf.errors import InputError
+from ncf.errors import InputError, NcfWarning
 
 # the names a column is known by, case and punctuation ignored; where two are present the earlier one counts
 KNOWN = {
@@ -105,6 +106,9 @@ def pick_roles(
         taken[role] = index
     if names is not None:
         _take_by_name(taken, names)
+        rated = [row[taken["value"]] for row in sample if len(row) == width] if "value" in taken else []
+        if rated and config.value_column is None and not any(map(is_number, rated)):
+            del taken["value"]  # feedback in words
     else:
         _take_by_position(taken, sample, width)
     if not {"user", "item"} <= set(taken):
@@ -131,6 +135,9 @@ def _take_by_name(taken: dict[str, int], names: Sequence[str]) -> None:
             free = [index for index in after if index not in taken.values()]
             named = [index for index in free if simple[index].endswith("id")]
             taken.update({role: (named or free)[0]} if free else {})
+            if len(free) > 1 and not named:
+                guess = f"the {role} is taken to be column {names[free[0]]!r}, of which nothing says so"
+                warnings.warn(f"{guess}: name it with --{role}-column", NcfWarning, stacklevel=5)
 
 
 def _take_by_position(taken: dict[str, int], sample: Sequence[Sequence[str]], width: int) -> None:

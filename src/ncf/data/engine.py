@@ -69,7 +69,7 @@ def reading(label: str) -> Iterator[None]:
     except duckdb.OutOfMemoryException as error:
         raise RunError(f"out of memory or of room to spill while reading {label}: {explain(error)}") from error
     except duckdb.Error as error:
-        if "write" in str(error).lower():  # the spill folder's disk is full
+        if isinstance(error, duckdb.IOException) and "could not write" in str(error).lower():  # the spill disk is full
             raise RunError(f"cannot write while reading {label}: {explain(error)}") from error
         raise InputError(
             f"{label} cannot be read: {explain(error)}; is it complete, and what its name says?"

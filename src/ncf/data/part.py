@@ -17,7 +17,7 @@ import numpy as np
 from ncf.data.dataset import Dataset, out_of_range
 from ncf.data.engine import connect, explain
 from ncf.data.parquet import count_rows, read_user_at
-from ncf.data.tables import arrays_of, has_table, read_manifest, read_table
+from ncf.data.tables import arrays_of, check_mark, has_table, read_manifest, read_table
 from ncf.distributed import ALONE, Ranks
 from ncf.errors import InputError
 
@@ -82,15 +82,17 @@ def cut_file(ranks: Ranks, path: Path, n_users: int, n_train: int) -> tuple[int,
 
 
 def load_dataset(directory: str | os.PathLike[str], ranks: Ranks = ALONE) -> Dataset:
-    """`Dataset.load` for several ranks: each reads its own users alone; one reads, and checks, everything.
+    """`Dataset.load`, which reads and checks everything; of several processes each reads its own users alone.
 
-    Raises InputError where the dataset is missing, of another version, incomplete or changed.
+    Raises InputError where the dataset is missing, of another version, incomplete or changed. Several processes check
+    that every file bears the dataset's mark and that numbers are in range, but not the fingerprint of the content.
     """
     if ranks.world == 1:
         return Dataset.load(directory)
     path = Path(directory)
     manifest = read_manifest(path)
     file = path / "train.parquet"
+    ranks.from_first(lambda: _check_ids(path, manifest))
     n_train = ranks.from_first(lambda: count_rows(file))
     users = cut_file(ranks, file, manifest["users"], n_train)
     with connect() as con:
@@ -111,6 +113,16 @@ def load_dataset(directory: str | os.PathLike[str], ranks: Ranks = ALONE) -> Dat
     if fault := out_of_range(part):
         raise InputError(f"{path} is damaged: {fault}; prepare it again")
     return part
+
+
+def _check_ids(path: Path, manifest: dict[str, Any]) -> None:
+    """Raise InputError where the tables of raw ids, which no rank reads, are not this dataset's."""
+    with connect() as con:
+        for table in ("users", "items"):
+            check_mark(con, path, table, manifest)
+            file = path / f"{table}.parquet"
+            if (rows := count_rows(file, connection=con)) != manifest[table]:
+                raise InputError(f"{file} is damaged: it has {rows} rows, not {manifest[table]}; prepare it again")
 
 
 def renumbered(tables: dict[str, dict[str, np.ndarray]], first: int) -> dict[str, dict[str, Any]]:

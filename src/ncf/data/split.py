@@ -48,6 +48,11 @@ def split_log(log: Log, config: PrepareConfig) -> Split:
     pairs = len(users)
     degrees = np.bincount(users, minlength=n_users)
     active = degrees >= config.min_ratings
+    if not pairs and low is not None and log.values is not None:
+        raise InputError(
+            f"no row has a rating of at least {config.min_value:g} (the highest is {log.values.max():g}): lower "
+            "--min-value"
+        )
     if not active.any():
         raise InputError(
             f"0 of {n_users} users have {config.min_ratings} interactions (the most is {degrees.max()}):"

@@ -53,7 +53,10 @@ def format_summary(dataset: Dataset) -> list[str]:
 
 
 def _form(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    columns = ", ".join(f"{role} = {name}" for role, name in facts["columns"].items() if name)
+    unused = " (not used)" if facts["rules"]["min_value"] is None else ""
+    columns = ", ".join(
+        f"{role} = {name}{unused if role == 'value' else ''}" for role, name in facts["columns"].items() if name
+    )
     form = facts["format"]
     if facts["delimiter"]:
         header = "a header" if facts["header"] else "no header"

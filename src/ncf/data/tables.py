@@ -23,6 +23,9 @@ SPLITS = ("validation", "test")
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """`dataset.json` of the dataset at `path`. Raises InputError where there is none, or none that this ncf reads."""
+    if path.is_file():
+        output = Path("data") / path.name.split(".")[0]
+        raise InputError(f"{path} is a file, not a dataset: make one of it with `ncf prepare {path} -o {output}`")
     if not path.is_dir():
         raise InputError(f"{path} is not a directory that exists: make a dataset with `ncf prepare LOG -o {path}`")
     if not (path / MANIFEST).is_file():
@@ -55,11 +58,16 @@ def read_table(
     users: tuple[int, int] | None = None,
 ) -> dict[str, np.ndarray]:
     """The columns of a table, of all users or of a range. Raises InputError where it is not this dataset's."""
+    columns = read_parquet(path / f"{table}.parquet", connection=connection, users=users)
+    check_mark(connection, path, table, manifest)
+    return columns
+
+
+def check_mark(connection: DuckDBPyConnection, path: Path, table: str, manifest: dict[str, Any]) -> None:
+    """Raise InputError where the file of a table is missing, or says that it is another dataset's."""
     file = path / f"{table}.parquet"
-    columns = read_parquet(file, connection=connection, users=users)
     if read_parquet_metadata(file, connection=connection).get("fingerprint") != manifest["fingerprint"]:
         raise InputError(f"{file} belongs to another dataset (its fingerprint differs); prepare {path} again")
-    return columns
 
 
 def arrays_of(tables: dict[str, dict[str, np.ndarray]], manifest: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -49,9 +50,14 @@ def is_gzip(path: Path) -> bool:
 
 def read_bytes(path: Path, size: int = -1) -> bytes:
     """The first `size` bytes of a file, or all. Raises InputError where they cannot be read."""
+    with _readable(path), open_binary(path) as file:
+        return file.read(size)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
     try:
-        with open_binary(path) as file:
-            return file.read(size)
+        yield
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path} cannot be read: {error}; is it complete?") from error
 
@@ -160,8 +166,8 @@ def describe(delimiter: str) -> str:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The numbered lines of a text file that are not blank."""
-    with open_binary(path) as file:
+    """The numbered lines of a text file that are not blank. Raises InputError where they cannot be read."""
+    with _readable(path), open_binary(path) as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 yield number, decode(line)[0].rstrip("\r\n")
@@ -172,7 +178,7 @@ def record_at(path: Path, dialect: Dialect | None, ordinal: int) -> tuple[int, s
     header = dialect is not None and dialect.names is not None
     if dialect is None or len(dialect.delimiter) > 1:
         return next(islice(read_lines(path), ordinal - 1 + header, None), (0, ""))
-    with open_binary(path) as file:
+    with _readable(path), open_binary(path) as file:
         reader = csv.reader((decode(line)[0] for line in file), delimiter=dialect.delimiter)
         before = 0
         for cells in reader:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from ncf.data.columns import KNOWN, plain
-from ncf.data.parquet import read_parquet
+from ncf.data.engine import connect, file_list, reading
 from ncf.data.text import decode, find_delimiter, read_bytes, split_line, split_lines
 from ncf.errors import InputError, NcfWarning
 
@@ -35,7 +35,7 @@ def read_titles(path: Path) -> dict[str, str]:
         raise InputError(f"no such file: {str(path)!r} (--item-names)")
     with path.open("rb") as file:
         parquet = file.read(4) == b"PAR1"
-    rows = _parquet_rows(path) if parquet else _text_rows(path)
+    rows = _parquet_rows(path) if parquet else _text_rows(path)  # "" where a cell is empty
     first = [plain(cell) for cell in rows[0]]
     title = next((first.index(name) for name in TITLE_NAMES if name in first), None)
     if title is None:
@@ -51,8 +51,10 @@ def _by_place(rows: list[list[str]], key: int, title: int) -> dict[str, str]:
 
 
 def _parquet_rows(path: Path) -> list[list[str]]:
-    columns = read_parquet(path)
-    return [list(columns), *([str(cell) for cell in row] for row in zip(*columns.values(), strict=True))]
+    with reading(str(path)), connect() as con:
+        found = con.execute(f"SELECT * FROM read_parquet({file_list((path,))})")
+        names = [column[0] for column in found.description or ()]
+        return [names, *(["" if cell is None else str(cell) for cell in row] for row in found.fetchall())]
 
 
 def _text_rows(path: Path) -> list[list[str]]:

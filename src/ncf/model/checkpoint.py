@@ -100,14 +100,7 @@ class Run:
 
         Raises InputError where there is none, or it is damaged, of another version or a mix.
         """
-        content = _read_config(path)
-        try:
-            about = {name: kind(content["dataset"][name]) for name, kind in ABOUT.items()}
-            config = TrainConfig.from_dict(content["options"])
-            mark = str(content["run"])
-        except (KeyError, TypeError, ValueError) as error:
-            reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-            raise InputError(f"{path / CONFIG} is damaged: {reason}; train the run again") from None
+        about, config, mark = _read_config(path)
         dataset = read_dataset(path, about, mark, ranks)
         if dataset.fingerprint != about["fingerprint"]:
             raise InputError(f"{path}: its tables or {CONFIG} were changed since training; train the run again")
@@ -186,6 +179,17 @@ class Run:
             raise InputError(f"{path} is damaged: {error}; train the run again") from None
         return digest
 
+    def epoch_of(self, name: str) -> int | None:
+        """The epoch of the weights `name`; None where they are absent. Raises InputError as `load` does."""
+        if not self.has(name):
+            return None
+
+        def read() -> int:
+            self._check_weights(self._file(name))
+            return int(json.loads(read_metadata(self._file(name))["state"])["epoch"])
+
+        return int(self.ranks.from_first(read))
+
     def load_model(self, name: str) -> tuple[NeuMF, dict[str, Any]]:
         """The network with the weights `name`, and the state saved with them."""
         tensors, state = self.load(name)
@@ -249,7 +253,26 @@ def load_weights(model: NeuMF, tensors: dict[str, Tensor], source: Path) -> None
     model.load_state_dict(tensors)
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def options_of(path: Path) -> TrainConfig | None:
+    """The options of the run in the directory `path`, None where there is none. Raises InputError where damaged."""
+    return _read_config(path)[1] if (path / CONFIG).exists() else None
+
+
+def _read_config(path: Path) -> tuple[dict[str, Any], TrainConfig, str]:
+    """What `config.json` says of the dataset, the options and the run's fingerprint."""
+    content = _read_json(path)
+    file = path / CONFIG
+    try:
+        about = {name: kind(content["dataset"][name]) for name, kind in ABOUT.items()}
+        return about, TrainConfig.from_dict(content["options"]), str(content["run"])
+    except InputError as error:
+        raise InputError(f"{file}: {error}; train the run again") from None
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise InputError(f"{file} is damaged: {reason}; train the run again") from None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
     file = path / CONFIG
     if not path.is_dir() or not file.exists():
         what = "is not a directory" if path.exists() and not path.is_dir() else "holds no run (no config.json)"

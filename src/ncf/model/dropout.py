@@ -29,10 +29,10 @@ def drop(x: Tensor, dropout: float, generator: torch.Generator | None) -> Tensor
     On a GPU this is `torch.nn.functional.dropout`, which compiles into its neighbours and draws from the device's
     own generator; on a CPU the draws come from `generator`.
     """
-    if keep_of_256(dropout) == 256:
-        return x
     if x.device.type != "cpu":
         return functional.dropout(x, dropout)
+    if keep_of_256(dropout) == 256:
+        return x
     scale = 256 / keep_of_256(dropout)
     return x * drop_mask(x.shape, dropout, generator, x.dtype).mul_(scale)
 

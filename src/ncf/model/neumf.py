@@ -1,7 +1,7 @@
 """NeuMF, GMF and MLP (He et al., "Neural Collaborative Filtering", WWW 2017, section 3): parameters and scores.
 
-Plain autograd, written for clarity of the algebra: this is the reference that faster steps must equal, and what
-evaluation, recommendation and export use.
+Plain autograd, written for clarity of the algebra: the reference that the CPU's faster step and scores must equal, and
+what computes on a GPU.
 
 Shapes: B users, C candidates each, U users, I items, F factors, H the width of the first hidden layer.
 """

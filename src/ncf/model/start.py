@@ -12,7 +12,7 @@ from ncf.model.run_tables import is_run_table, table_names
 
 
 def check_free(path: Path, *, overwrite: bool) -> list[Path]:
-    """The files that a new run in the directory `path` replaces, `config.json` first.
+    """The files that a new run in the directory `path` replaces, `config.json` last.
 
     Raises InputError where a run may not be written there: it holds one (without `overwrite`), or something else.
     """
@@ -40,6 +40,9 @@ def start_run(
                 f"{path} holds a saved model and no training to go on with: choose another --checkpoint-dir"
             )
         run.config = config
+        if ranks.first:
+            for file in path.glob(".*.tmp"):  # of a process that was killed while it wrote
+                file.unlink()
         run.write_config()
         return run
     if ranks.first:
@@ -73,6 +76,6 @@ def _leftovers(path: Path) -> list[Path]:
         ours |= file.name.startswith(".") and file.name.endswith(".tmp")
         if ours:
             found.append(file)
-        elif file.name != LOCK and not (is_run and file.name.startswith("events.out.tfevents")):
+        elif file.name != LOCK and not file.name.startswith("events.out.tfevents"):
             raise InputError(f"{path} holds something else than a run ({file.name}): choose another --checkpoint-dir")
-    return sorted(found, key=lambda file: file.name != CONFIG)  # config.json first: the run is gone at once
+    return sorted(found, key=lambda file: file.name == CONFIG)  # by it what a kill leaves of the others is recognized

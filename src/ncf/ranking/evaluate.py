@@ -53,7 +53,8 @@ def evaluate(
 ) -> Evaluation:
     """Rank every user's held-out item among the exam's candidates.
 
-    Ties count against the held-out item. Of several ranks each ranks its own users', and whole numbers are added up.
+    Ties count against the held-out item. Of several processes each evaluates its own users, and the histograms of
+    positions are summed.
     Raises RunError where a score is not finite.
     """
     if exam.negatives is None:

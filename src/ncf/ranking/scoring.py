@@ -32,8 +32,9 @@ class Scorer(Protocol):
 class NeuralScorer:
     """Scores of a trained network, as logits; the item side of the first layer is computed once, here.
 
-    On a CPU each core takes chunks of its own, through the layers in buffers that stay in its cache. A scorer is of
-    the model as it is now: make another one when the model has been trained further.
+    On a CPU each core takes chunks of its own, through the layers in buffers that stay in its cache; the scores equal
+    those of `NeuMF.logits`, by test. The model is put into evaluation mode. A scorer is of the model as it is now: make
+    another one when the model has been trained further.
     """
 
     @torch.inference_mode(mode=False)

@@ -17,7 +17,7 @@ STEPS_PER_EPOCH = 100
 def batch_size_of(config: TrainConfig, n_train: int, ranks: int = 1) -> int:
     """Samples in a step, positives and negatives together: as asked, or about 100 steps an epoch.
 
-    What is not asked for holds an interaction of each of `ranks` processes.
+    The default is never below one interaction per process.
 
     Raises InputError where a batch could not hold one interaction and its negatives.
     """

@@ -15,7 +15,7 @@ from ncf.model.neumf import NeuMF, product, product_into
 
 MICRO_BATCH = 2_048  # samples: some 4 MB of activations at default sizes; 1,024 to 3,072 were equally fast
 MICRO_BATCHES_A_CHUNK = 8  # users of that many are projected at a time
-threshold_backward = torch.ops.aten.threshold_backward.grad_input  # what is given where x > bound, else 0; in place
+threshold_backward = torch.ops.aten.threshold_backward.grad_input  # grad where x > bound, else 0; in place
 
 
 class _Hidden:
@@ -240,7 +240,7 @@ class Worker:
 
 
 def _add_product(x: Tensor, y: Tensor, total: Tensor) -> None:
-    """Add x @ y to `total`, which may be wider than they are."""
+    """Add x @ y to `total`, whose precision may be higher than theirs."""
     if x.dtype == total.dtype:
         total.addmm_(x, y)
     else:
@@ -248,7 +248,7 @@ def _add_product(x: Tensor, y: Tensor, total: Tensor) -> None:
 
 
 def grad_of(parameter: Tensor) -> Tensor:
-    """The parameter's gradient, which `CpuGradients` gives it at its start."""
+    """The parameter's gradient; it must have one."""
     if parameter.grad is None:
         raise AssertionError("a parameter without a gradient")
     return parameter.grad

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ncf.config import TrainConfig
-from ncf.distributed import ALONE, Ranks
-from ncf.errors import InputError, NcfWarning
+from ncf.distributed import ALONE, Ranks, first_line
+from ncf.errors import InputError, NcfWarning, RunError
 from ncf.model.neumf import NeuMF, has_fast_bf16
 from ncf.training.cpu_step import CpuGradients
 from ncf.training.reduction import Reduction
@@ -86,7 +86,10 @@ class Step:
             init_scale=FIRST_LOSS_SCALE if dynamic else float(config.loss_scale),
             enabled=config.precision == "fp16",
         )
-        self.compiled = wants_compile(config, self.device)
+        self.compiled, self.asked = wants_compile(config, self.device), bool(config.compile)
+        self.tried = False  # whether a compiled step has been made
+        if self.compiled:  # torch's limit of 8 is for all steps of a process together, and past it compiles no more
+            torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
         self.loss_sum: Any = torch.compile(loss_sum, dynamic=False) if self.compiled else loss_sum
         by_hand = self.device.type == "cpu" and not self.compiled
         self.cpu = CpuGradients(model, self.dtype) if by_hand else None
@@ -139,11 +142,32 @@ class Step:
             return nothing
         if self.cpu is not None:
             return self.cpu(users, candidates, weights, generator)
-        self.optimizer.zero_grad()
         own = generator if self.device.type == "cpu" else None  # a GPU's dropout draws from the device's generator
-        loss: Tensor = self.loss_sum(self.model, users, candidates, weights, self.dtype, own)
-        torch.autograd.backward(self.scaler.scale(loss / divided if self.scaler.is_enabled() else loss))
-        return loss
+
+        def differentiate() -> Tensor:
+            self.optimizer.zero_grad()
+            loss: Tensor = self.loss_sum(self.model, users, candidates, weights, self.dtype, own)
+            torch.autograd.backward(self.scaler.scale(loss / divided if self.scaler.is_enabled() else loss))
+            return loss
+
+        if self.tried or not self.compiled:
+            return differentiate()
+        self.tried = True
+        try:
+            return differentiate()
+        except Exception as error:  # noqa: BLE001 - what a compiler lacks shows in many ways, and only now
+            self._do_without_compiling(error)
+        return differentiate()
+
+    def _do_without_compiling(self, error: Exception) -> None:
+        """Go on without; raise RunError where compiling was asked for, and what has another reason as it is."""
+        if "out of memory" in str(error):
+            raise error
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        if self.asked:
+            raise RunError(f"the step cannot be compiled ({reason}): leave --compile (--xla) out") from error
+        warnings.warn(f"the step cannot be compiled ({reason}), so it is slower", NcfWarning, stacklevel=2)
+        self.loss_sum, self.compiled = loss_sum, False
 
     def _divide_gradients(self, by: float | Tensor) -> None:
         grads = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]

@@ -19,7 +19,7 @@ from ncf.device import check_fits, pick_device
 from ncf.distributed import ALONE, Ranks
 from ncf.errors import InputError, RunError
 from ncf.files import locked
-from ncf.model.checkpoint import BEST, DEPLOY, DEPLOY_LAST, LAST, LOCK, METRICS, Run
+from ncf.model.checkpoint import BEST, DEPLOY, DEPLOY_LAST, LAST, LOCK, METRICS, Run, options_of
 from ncf.model.neumf import check_widths
 from ncf.model.start import start_run
 from ncf.ranking.evaluate import Evaluation, evaluate, protocol_line, warn_if_odd
@@ -65,20 +65,21 @@ def train(
     Of several ranks each brings its own part of the dataset (`ncf.data.part.load_dataset`); the first writes the
     run's files and its `log` gets the lines.
 
-    The epoch is chosen on the validation split (or as `select_on` says), and the test split is looked at once, at
-    the end. SIGKILL at any moment loses at most the running epoch; a resumed run is bit-equal on the same device and
-    thread count.
+    Without a `config` its defaults serve or, with `resume`, the run's own options. The epoch is chosen on the
+    validation split (or as `select_on` says), and the test split is looked at once, at the end. SIGKILL at any moment
+    loses at most the running epoch; a resumed run is bit-equal on the same device and thread count.
 
     Raises InputError for options that cannot work with this dataset, device or directory; RunError for a run that
     fails (a loss that is not finite, a full disk), which leaves the best epoch so far untouched.
     """
     if not isinstance(dataset, Dataset):
         raise InputError(f"train takes a Dataset: make one with ncf.prepare(log): got {type(dataset).__name__}")
-    config, run = config or TrainConfig(), run or RunConfig()
+    run = run or RunConfig()
+    path = run_directory(run, dataset.name)
+    config = config or (run.resume and options_of(path)) or TrainConfig()
     device = pick_device(run.device, ranks)
     _check(config, run, dataset, device, ranks)  # before anything is written
     exam = None if config.select_on == "last" else make_exam(dataset, config.select_on, config.valid_negative, ranks)
-    path = Path(run.checkpoint_dir or f"runs/{dataset.name}")
     if ranks.first:
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -87,6 +88,11 @@ def train(
     with locked(path / LOCK, "another `ncf train`") if ranks.first else nullcontext():
         stored = start_run(path, config, dataset, resume=run.resume, overwrite=run.overwrite, ranks=ranks)
         return _Session(stored, config, run, device, exam, progress and ranks.first, log).go()
+
+
+def run_directory(run: RunConfig, dataset_name: str) -> Path:
+    """Where a run on the dataset of that name goes."""
+    return Path(run.checkpoint_dir or f"runs/{dataset_name}")
 
 
 def _check(config: TrainConfig, run: RunConfig, dataset: Dataset, device: torch.device, ranks: Ranks) -> None:
@@ -153,6 +159,9 @@ class _Session:
         tensors, state = self.stored.load(LAST)
         history = self._history(state["epoch"], state["metrics"])
         trainer.load_state(tensors, state)
+        best = best_of(history, self.config.select_on)
+        if best and best.epoch == state["epoch"] != self.stored.epoch_of(BEST):  # stopped between last and best
+            self._keep_best(trainer, best)
         return history
 
     def _history(self, epochs: int, digest: str | None) -> list[EpochRecord]:
@@ -185,7 +194,7 @@ class _Session:
                 raise KeyboardInterrupt(f"{done} in {self.stored.path}: go on with --resume") from None
 
     def _epoch(self, trainer: Trainer, history: list[EpochRecord]) -> None:
-        """Train an epoch, judge it, keep it: best first, then the line in metrics.jsonl, then last."""
+        """Train an epoch, judge it, keep it: the line in metrics.jsonl, then last, then best (`_resume` mends it)."""
         number = len(history) + 1
         start = time.perf_counter()
         loss = trainer.epoch(number, of=self.config.epochs, progress=self.progress)
@@ -198,20 +207,23 @@ class _Session:
             record = EpochRecord(number, loss, seconds, record.samples_per_s, eval_time, found.hr, found.ndcg)
             if not any(one.hr is not None for one in history):
                 warn_if_odd(found, self.exam)
-        history.append(record)
-        new_best = best_of(history, self.config.select_on) is record
-        if new_best:
-            state = {"epoch": number, "hr": record.hr, "ndcg": record.ndcg, "select_on": self.config.select_on}
-            self.stored.save(BEST, trainer.model.state_dict(), state)
         tensors, values = trainer.state()
         if self.ranks.first:
             self.metrics.append(record)
             values |= {"epoch": number, "metrics": self.metrics.digest()}
         self.stored.save(LAST, tensors, values)
+        history.append(record)
+        new_best = best_of(history, self.config.select_on) is record
+        if new_best:
+            self._keep_best(trainer, record)
         if self.run.verbose:
             self.log(epoch_line(record))
         if new_best and self.config.select_on != "last":
             self.log(epoch_line(record, new_best=True))
+
+    def _keep_best(self, trainer: Trainer, record: EpochRecord) -> None:
+        state = {"epoch": record.epoch, "hr": record.hr, "ndcg": record.ndcg, "select_on": self.config.select_on}
+        self.stored.save(BEST, trainer.model.state_dict(), state)
 
     def _evaluate(self, scorer: NeuralScorer | PopularityScorer, exam: Exam, where: str = "") -> Evaluation:
         batch = self.config.valid_users_per_batch
@@ -229,7 +241,7 @@ class _Session:
 
     def _deploy(self, epochs: int) -> None:
         """Train the model to deploy: as many epochs as were chosen, on every interaction, held-out ones too."""
-        if self.stored.has(DEPLOY) and self.stored.load(DEPLOY)[1]["epoch"] == epochs:
+        if self.stored.epoch_of(DEPLOY) == epochs:
             return
         users, items = self.dataset.everything()
         trainer = self._trainer(users, items, "deploy")
@@ -280,10 +292,10 @@ class _Session:
         except InputError as error:  # nothing to test on, which is no reason to lose what was trained
             return [*lines, f"No test score: {error}", f"Model: {self.stored.path}"], None
         model, state = self.stored.load_model(BEST)
-        if state["epoch"] != best.epoch:  # stopped between best and last, then resumed with fewer epochs
+        if state["epoch"] != best.epoch:
             raise InputError(
-                f"{self.stored.path} holds the weights of epoch {state['epoch']} as the best, and the best of epochs 1 "
-                f"to {len(history)} is {best.epoch}: resume with --epochs {state['epoch']} or more"
+                f"{self.stored.path} is damaged: its best weights are of epoch {state['epoch']}, and by its metrics "
+                f"epoch {best.epoch} is the best; train the run again"
             )
         start = time.perf_counter()
         found = self._evaluate(NeuralScorer(model.to(self.device)), exam)
