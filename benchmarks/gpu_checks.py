@@ -112,9 +112,9 @@ class Planted:
 # the checks
 
 
-def gradient_error(planted: Planted, precision: str, ranks: Ranks = ALONE) -> str:
+def gradient_error(planted: Planted, precision: str, ranks: Ranks = ALONE, **options: Any) -> str:
     """The largest error of a parameter's gradient, against autograd in float64 on the CPU."""
-    step = planted.step(planted.config(precision, loss_scale=LOSS_SCALE), ranks, spread=20)
+    step = planted.step(planted.config(precision, loss_scale=LOSS_SCALE, **options), ranks, spread=20)
     reference = copy.deepcopy(step.model).cpu().double()
     users, candidates, weights, count = next(planted.batches(planted.config(precision)).epoch(planted.generator(0)))
     step(users, candidates, weights, count, None)
@@ -251,6 +251,8 @@ def check_all(device: torch.device, precisions: Iterable[str]) -> None:
     planted, expected = Planted(device), list[float]()
     for precision in precisions:
         check(f"gradient, {precision}, against float64", lambda p=precision: gradient_error(planted, p))
+        if wants_compile(TrainConfig(), device):
+            check(f"the same, not compiled, {precision}", lambda p=precision: gradient_error(planted, p, compile=False))
     check("negatives", lambda: draws_are_untouched(planted))
     check("learning, fp32", lambda: expected.extend(curve(planted, "fp32")) or f"loss {expected[-1]:.4f}")
     for precision in [p for p in precisions if p != "fp32"]:

@@ -136,7 +136,6 @@ def running(peer: str, precision: str, arguments: argparse.Namespace, folder: Pa
     job = {name: getattr(arguments, name) for name in ("users", "items", "interactions", "batch_size")}
     job["precision"] = precision
     command = [python_of(peer, arguments.envs), HERE / "peers" / f"run_{peer}.py", json.dumps(job)]
-    # Huge pages for all that run on torch, as ncf's command line has them.
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "THP_MEM_ALLOC_ENABLE": arguments.huge_pages}
     log = folder / f"{peer}-{precision}.log"
     if peer not in OWN:
@@ -229,8 +228,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS, help="whom to run (default: all)")
     both = "fp32", "bf16"
     parser.add_argument("--precision", nargs="+", choices=both, default=both, help="default: both, where the CPU can")
-    pages = "0 leaves torch's arms without huge pages; 1 is what ncf's command line sets (default: 1)"
-    parser.add_argument("--huge-pages", choices=("0", "1"), default="1", help=pages)
+    pages = "whether torch takes huge pages, in all arms that run on it (default: 0, as torch comes)"
+    parser.add_argument("--huge-pages", choices=("0", "1"), default="0", help=pages)
     parser.add_argument("--envs", type=Path, default=HERE / ".envs", help="where the peers' environments are")
     parser.add_argument("--setup", action="store_true", help="create the environments of --peers, and end")
     arguments = parser.parse_args()

@@ -251,6 +251,13 @@ def test_two_trainers_on_one_directory(tmp_path, tiny):
         train_into(tmp_path, tiny)
 
 
+def test_nothing_is_left_in_a_directory_that_is_something_elses(tmp_path, tiny):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(InputError, match="something else than a run"):
+        train_into(tmp_path, tiny)
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
+
+
 def test_fit_all_trains_on_everything_for_the_chosen_epochs(tmp_path, tiny):
     result, _ = train_into(tmp_path, tiny, dataclasses.replace(SMALL, fit_all=True))
     recommender = Recommender.load(tmp_path, device="cpu")

@@ -34,7 +34,7 @@ from ncf.data.tables import (
 from ncf.errors import InputError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Dataset:
     """A log of U users and I items, split. Users and items are dense indices, in order of their raw ids.
 

@@ -24,7 +24,7 @@ from ncf.errors import InputError
 TABLES = ("train", "heldout", "seen", "negatives")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class DatasetPart(Dataset):
     """The users `first` to `end` of a dataset; what it says of itself, `first_user` and `whole_*` say of the whole."""
 

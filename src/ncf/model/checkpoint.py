@@ -15,7 +15,6 @@ on how many there are.
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -138,7 +137,6 @@ class Run:
             return
         with atomic_file(self._file(name)) as temporary:
             write_weights(temporary, tensors, metadata, self.ranks, n_users)
-            shutil.copymode(self.path / CONFIG, temporary)
 
     def load(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Read tensors, user tables cut to this rank's users, and state back; the first rank checks the whole file.
