@@ -2,7 +2,7 @@
 
     ncf prepare ml-1m.train.rating -o data/he      # beside it ml-1m.test.rating and ml-1m.test.negative
     python benchmarks/quality.py --data data/he --side ncf
-    python benchmarks/quality.py --data data/he --side usual    # half an hour on two cores
+    python benchmarks/quality.py --data data/he --side usual    # four times as long
     python benchmarks/quality.py --data data/he --side both --epochs 2    # the time of an epoch, in turn
 
 Both sides: the recipe's network and hyper-parameters, ncf's automatic batch size, four new negatives an interaction

@@ -28,7 +28,7 @@ class LostRankError(RunError):
 
 
 class Ranks:
-    """One process's view of all. Its methods must be called by all ranks, in the same order."""
+    """One process's view of all. Its methods must be called by all ranks, in the same order; `spoken` by who failed."""
 
     def __init__(
         self,
