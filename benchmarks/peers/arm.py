@@ -74,6 +74,18 @@ def draw_pairs(job: Job, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return users, candidates.reshape(-1)[order].astype(np.int64), labels.reshape(-1)[order]
 
 
+def on_pairs(job: Job, convert: Callable[[np.ndarray], Any], step: Callable[..., Any]) -> Arm:
+    """An arm whose `step` takes users, items and labels, which `convert` makes the framework's, and gives the loss."""
+
+    def load(number: int) -> list[Any]:
+        return [convert(x) for x in draw_pairs(job, number)]
+
+    def take(batch: Any) -> float:
+        return float(step(*batch))
+
+    return load, take
+
+
 def serve(build: Callable[[Job], Arm], version: Callable[[], str]) -> None:
     """Build the arm that the command line describes and take a step for every line of the input."""
     job = Job(**json.loads(sys.argv.pop(1)))

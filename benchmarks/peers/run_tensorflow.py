@@ -3,11 +3,9 @@
 Without XLA, which is several times slower than the plain graph on a CPU. bf16 is Keras's policy `mixed_bfloat16`.
 """
 
-from typing import Any
-
 import keras
 import tensorflow as tf
-from arm import BETAS, DROPOUT, EPS, FACTORS, LAYERS, LEARNING_RATE, Arm, Job, draw_pairs, serve
+from arm import BETAS, DROPOUT, EPS, FACTORS, LAYERS, LEARNING_RATE, Arm, Job, on_pairs, serve
 from keras import layers
 
 
@@ -54,13 +52,7 @@ def build(job: Job) -> Arm:
         optimizer.apply_gradients(zip(gradients, weights, strict=True))
         return loss
 
-    def load(number: int) -> list[tf.Tensor]:
-        return [tf.constant(x) for x in draw_pairs(job, number)]
-
-    def take(batch: Any) -> float:
-        return float(step(*batch))
-
-    return load, take
+    return on_pairs(job, tf.constant, step)
 
 
 if __name__ == "__main__":

@@ -162,7 +162,8 @@ def _train(arguments: argparse.Namespace) -> None:
     from ncf.data.part import load_dataset  # noqa: PLC0415
     from ncf.data.tables import read_manifest  # noqa: PLC0415
     from ncf.model.checkpoint import options_of  # noqa: PLC0415
-    from ncf.training.train import run_directory, train  # noqa: PLC0415
+    from ncf.model.start import run_directory  # noqa: PLC0415
+    from ncf.training.train import train  # noqa: PLC0415
 
     config, run = take(TrainConfig, arguments), take(RunConfig, arguments)
     if arguments.mode == "test":

@@ -3,12 +3,27 @@
 from dataclasses import fields
 from pathlib import Path
 
-from ncf.config import TrainConfig, flag_name
+from ncf.config import RunConfig, TrainConfig, flag_name
 from ncf.data.dataset import Dataset
 from ncf.distributed import ALONE, Ranks
 from ncf.errors import InputError
 from ncf.model.checkpoint import BEST, CONFIG, DEPLOY, DEPLOY_LAST, LAST, LOCK, METRICS, RESULT, Run
 from ncf.model.run_tables import is_run_table, table_names
+
+
+def run_directory(run: RunConfig, dataset_name: str) -> Path:
+    """Where a run on the dataset of that name goes."""
+    return Path(run.checkpoint_dir or f"runs/{dataset_name}")
+
+
+def make_directory(path: Path, run: RunConfig) -> None:
+    """Make the run's directory where there is none. Raises InputError where it cannot be, or holds something else."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--checkpoint-dir {path} cannot be used: {error.strerror}; choose another") from None
+    if not run.resume:
+        check_free(path, overwrite=run.overwrite)  # as `start_run` does, and before a lock is left where nothing may be
 
 
 def check_free(path: Path, *, overwrite: bool) -> list[Path]:

@@ -21,7 +21,7 @@ from ncf.errors import InputError, RunError
 from ncf.files import locked
 from ncf.model.checkpoint import BEST, DEPLOY, DEPLOY_LAST, LAST, LOCK, METRICS, Run, options_of
 from ncf.model.neumf import check_widths
-from ncf.model.start import check_free, start_run
+from ncf.model.start import make_directory, run_directory, start_run
 from ncf.ranking.evaluate import Evaluation, evaluate, protocol_line, warn_if_odd
 from ncf.ranking.exam import Exam, make_exam
 from ncf.ranking.scoring import NeuralScorer, PopularityScorer
@@ -81,20 +81,10 @@ def train(
     _check(config, run, dataset, device, ranks)  # before anything is written
     exam = None if config.select_on == "last" else make_exam(dataset, config.select_on, config.valid_negative, ranks)
     if ranks.first:
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"--checkpoint-dir {path} cannot be used: {error.strerror}; choose another") from None
-        if not run.resume:
-            check_free(path, overwrite=run.overwrite)  # here too, so that no lock is left where nothing may be
+        make_directory(path, run)
     with locked(path / LOCK, "another `ncf train`") if ranks.first else nullcontext():
         stored = start_run(path, config, dataset, resume=run.resume, overwrite=run.overwrite, ranks=ranks)
         return _Session(stored, config, run, device, exam, progress and ranks.first, log).go()
-
-
-def run_directory(run: RunConfig, dataset_name: str) -> Path:
-    """Where a run on the dataset of that name goes."""
-    return Path(run.checkpoint_dir or f"runs/{dataset_name}")
 
 
 def _check(config: TrainConfig, run: RunConfig, dataset: Dataset, device: torch.device, ranks: Ranks) -> None:
