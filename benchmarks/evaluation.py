@@ -21,12 +21,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ncf.data.negatives import Untouched, evaluation_negatives
-from ncf.device import device_name, pick_device
+from ncf.data.unseen import UnseenItems, evaluation_negatives
+from ncf.device import configure_cpu, device_name
 from ncf.model.neumf import NeuMF
+from ncf.ranking.eval_set import EvalSet
 from ncf.ranking.evaluate import evaluate
-from ncf.ranking.exam import Exam
-from ncf.ranking.scoring import NeuralScorer
+from ncf.ranking.scorer import NeuralScorer
 from ncf.ranking.topk import top_items
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -38,43 +38,43 @@ ML_20M = 138_493, 26_744, 20_000_263
 ML_1M = 6_040, 3_706, 1_000_209
 
 
-def make_exam(users: int, items: int, interactions: int, negatives: int | None, evaluated: int) -> Exam:
-    """An exam on random pairs: the first `evaluated` users, each with a random positive."""
+def random_eval_set(users: int, items: int, interactions: int, negatives: int | None, evaluated: int) -> EvalSet:
+    """An evaluation set on random pairs: the first `evaluated` users, each with a random positive."""
     generator = torch.Generator().manual_seed(0)
     pairs = [torch.randint(n, (interactions,), generator=generator) for n in (users, items)]
-    untouched = Untouched(*pairs, users, items)
+    unseen = UnseenItems(*pairs, users, items)
     who = torch.arange(evaluated)
-    positives = untouched.item_at(who, torch.zeros(evaluated, 1, dtype=torch.int64)).squeeze(1)
-    drawn = None if negatives is None else evaluation_negatives(untouched, who, negatives, 0).int()
+    positives = unseen.item_at(who, torch.zeros(evaluated, 1, dtype=torch.int64)).squeeze(1)
+    drawn = None if negatives is None else evaluation_negatives(unseen, who, negatives, 0).int()
     candidates = items if negatives is None else 1 + negatives
     pairs_scored = evaluated * candidates
-    return Exam("test", who, positives, untouched, drawn, "random pairs", 0, evaluated, candidates, pairs_scored)
+    return EvalSet("test", who, positives, unseen, drawn, "random pairs", 0, evaluated, candidates, pairs_scored)
 
 
 @torch.no_grad()
-def usual_sampled(model: UsualNeuMF, exam: Exam, pairs: int) -> Tensor:
+def usual_sampled(model: UsualNeuMF, eval_set: EvalSet, pairs: int) -> Tensor:
     """The rank of each user's positive among the negatives, in batches of about so many pairs."""
-    candidates = torch.cat([exam.positives.unsqueeze(1), exam.negatives.long()], 1)
+    candidates = torch.cat([eval_set.positives.unsqueeze(1), eval_set.negatives.long()], 1)
     ranks, step = [], pairs // candidates.shape[1]
-    for at in range(0, len(exam.users), step):
+    for at in range(0, len(eval_set.users), step):
         items = candidates[at : at + step]
-        users = exam.users[at : at + step].unsqueeze(1).expand_as(items)
+        users = eval_set.users[at : at + step].unsqueeze(1).expand_as(items)
         scores = model(users.flatten(), items.flatten()).view(items.shape)
         ranks.append((scores[:, 1:] >= scores[:, :1]).sum(1) + 1)
     return torch.cat(ranks)
 
 
 @torch.no_grad()
-def usual_full(model: UsualNeuMF, exam: Exam, pairs: int) -> Tensor:
-    """The rank of each user's positive among all items that the user has not touched."""
-    n_items = exam.untouched.n_items
+def usual_full(model: UsualNeuMF, eval_set: EvalSet, pairs: int) -> Tensor:
+    """The rank of each user's positive among all items that the user has not seen."""
+    n_items = eval_set.unseen.n_items
     ranks, step = [], max(1, pairs // n_items)
-    for at in range(0, len(exam.users), step):
-        users = exam.users[at : at + step]
+    for at in range(0, len(eval_set.users), step):
+        users = eval_set.users[at : at + step]
         items = torch.arange(n_items).repeat(len(users))
         scores = model(users.repeat_interleave(n_items), items).view(len(users), n_items)
-        positive = scores.gather(1, exam.positives[at : at + step].unsqueeze(1))
-        scores[exam.untouched.touched(users)] = -torch.inf
+        positive = scores.gather(1, eval_set.positives[at : at + step].unsqueeze(1))
+        scores[eval_set.unseen.seen(users)] = -torch.inf
         ranks.append((scores >= positive).sum(1) + 1)
     return torch.cat(ranks)
 
@@ -102,7 +102,7 @@ def compare(title: str, sides: dict[str, Callable[[], object]], pairs: dict[str,
 def sampled(rounds: int) -> None:
     """99 negatives a user at ml-20m's size."""
     users, items, interactions = ML_20M
-    few, many = (make_exam(users, items, interactions, 99, n) for n in (users // 7, users))
+    few, many = (random_eval_set(users, items, interactions, 99, n) for n in (users // 7, users))
     usual, scorer = UsualNeuMF(users, items).eval(), NeuralScorer(NeuMF(users, items))
     compare(
         f"sampled evaluation, {users:,} users x 100 candidates (the usual way: {len(few.users):,} users)",
@@ -123,7 +123,7 @@ def sampled(rounds: int) -> None:
 def full(rounds: int) -> None:
     """The whole catalogue at ml-1m's size."""
     users, items, interactions = ML_1M
-    few, many = (make_exam(users, items, interactions, None, n) for n in (users // 10, users))
+    few, many = (random_eval_set(users, items, interactions, None, n) for n in (users // 10, users))
     usual, scorer = UsualNeuMF(users, items).eval(), NeuralScorer(NeuMF(users, items))
     compare(
         f"the whole catalogue, {items:,} items (ml-1m's), {len(few.users)} users as usual, {len(many.users)} ours",
@@ -142,12 +142,12 @@ def latency(requests: int) -> None:
     users, items, interactions = ML_20M
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    exam = make_exam(users, items, interactions, None, 1)
+    eval_set = random_eval_set(users, items, interactions, None, 1)
     scorer = NeuralScorer(NeuMF(users, items))
     taken = []
-    for user in torch.randint(users, (requests + 10,), generator=torch.Generator().manual_seed(1)):
+    for user in torch.randint(users, (requests + 10,), generator=torch.Generator().manual_seed(1)).split(1):
         begin = time.perf_counter()
-        top_items(scorer, user.unsqueeze(0), 10, exam.untouched)
+        top_items(scorer.score_all(scorer.user_rows(user)), 10, eval_set.unseen.seen(user))
         taken.append(1000 * (time.perf_counter() - begin))
     taken = sorted(taken[10:])
     print(f"\none user's top 10 of {items:,} items, one core, {requests} requests")
@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="times that each side runs (default: 3)")
     parser.add_argument("--requests", type=int, default=300, help="requests for the latency (default: 300)")
     arguments = parser.parse_args()
-    pick_device("cpu")
+    configure_cpu()
     print(f"{device_name(torch.device('cpu'))}, torch {torch.__version__}, fp32")
     print(f"load at the start {os.getloadavg()[0]:.1f}")
     sampled(arguments.rounds)

@@ -27,8 +27,9 @@ from gpu_checks import check_all, failures
 from ncf.config import TrainConfig
 from ncf.device import pick_device
 from ncf.model.neumf import NeuMF
+from ncf.training.autograd import wants_compile
 from ncf.training.batches import Batches
-from ncf.training.step import Step, wants_compile
+from ncf.training.step import Step
 
 BAR = 142.9e6  # samples/s: eight A100 with the best published recipe
 USERS, ITEMS, INTERACTIONS = 138_493, 26_744, 20_000_263  # ml-20m's
@@ -89,8 +90,8 @@ class Bench:
         torch.set_float32_matmul_precision("high" if way.precision == "tf32" else "highest")
         step, generator = Step(self.model, self._config(way)), torch.Generator(self.device).manual_seed(1)
         while True:
-            for number, (users, candidates, weights, count) in enumerate(batches.epoch(generator), 1):
-                step(users, candidates, weights, count, generator)
+            for number, batch in enumerate(batches.epoch(generator), 1):
+                step(batch, generator)
                 yield number
 
     def measure(self, way: Way) -> tuple[float, str]:

@@ -13,12 +13,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ncf.config import TrainConfig
-from ncf.distributed import ALONE, Ranks
+from ncf.cpu.gradients import CpuGradients
 from ncf.errors import InputError
-from ncf.meeting import connect
 from ncf.model.neumf import NeuMF
+from ncf.model.products import DTYPES
+from ncf.parallel.group import SINGLE, ProcessGroup
+from ncf.training.autograd import AutogradGradients, check_compile, wants_compile
 from ncf.training.batches import Batches
-from ncf.training.step import Step, check_compile, loss_sum, wants_compile
+from ncf.training.step import Step
 
 GRADIENT_ERRORS = {"fp32": 1e-4, "bf16": 1e-1, "fp16": 5e-2}  # the most, relative to a parameter's gradient
 LOSS_SCALE = 1024.0
@@ -50,7 +52,7 @@ def require(condition: bool, figure: str) -> str:
 
 
 class Planted:
-    """Users who like every eighth of 256 items and have touched 20 of those; the last user has touched them all."""
+    """Users who like every eighth of 256 items and have seen 20 of those; the last user has seen them all."""
 
     items = 256
 
@@ -82,14 +84,16 @@ class Planted:
         """Its batches."""
         return Batches(*self.pairs, self.users, self.items, config, pad=wants_compile(config, self.device))
 
-    def step(self, config: TrainConfig, ranks: Ranks = ALONE, spread: float = 1) -> Step:
+    def step(self, config: TrainConfig, group: ProcessGroup = SINGLE, spread: float = 1) -> Step:
         """A step on a new model, of embeddings so many times wider than usual; by autograd on a CPU too."""
         model = NeuMF(self.users, self.items, dropout=config.dropout, **self.widths).to(self.device)
         with torch.no_grad():
             model.user_embedding.mul_(spread)
             model.item_embedding.mul_(spread)
-        step = Step(model.train(), config, ranks, self.batches(config).samples)
-        step.cpu = None
+        step = Step(model.train(), config, group, samples=self.batches(config).samples)
+        if isinstance(step.gradients, CpuGradients):
+            dtype = DTYPES[config.precision]
+            step.gradients = AutogradGradients(step.model, step.loss, dtype, config, step.scaler, step.divisor)
         return step
 
     def generator(self, seed: int) -> torch.Generator:
@@ -102,9 +106,9 @@ class Planted:
         for epoch in epochs:
             generator = self.generator(epoch)
             total, samples = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
-            for users, candidates, weights, count in batches.epoch(generator):
-                total = total + step(users, candidates, weights, count, generator)
-                samples = samples + count
+            for batch in batches.epoch(generator):
+                total = total + step(batch, generator)
+                samples = samples + batch.samples
             means.append(total / samples)
         return torch.stack(means)
 
@@ -112,14 +116,15 @@ class Planted:
 # the checks
 
 
-def gradient_error(planted: Planted, precision: str, ranks: Ranks = ALONE, **options: Any) -> str:
+def gradient_error(planted: Planted, precision: str, group: ProcessGroup = SINGLE, **options: Any) -> str:
     """The largest error of a parameter's gradient, against autograd in float64 on the CPU."""
-    step = planted.step(planted.config(precision, loss_scale=LOSS_SCALE, **options), ranks, spread=20)
+    step = planted.step(planted.config(precision, loss_scale=LOSS_SCALE, **options), group, spread=20)
     reference = copy.deepcopy(step.model).cpu().double()
-    users, candidates, weights, count = next(planted.batches(planted.config(precision)).epoch(planted.generator(0)))
-    step(users, candidates, weights, count, None)
-    weighted = None if weights is None else weights.cpu().double()
-    torch.autograd.backward(loss_sum(reference, users.cpu(), candidates.cpu(), weighted, torch.float64) / int(count))
+    batch = next(planted.batches(planted.config(precision)).epoch(planted.generator(0)))
+    step(batch, None)
+    weights = None if batch.weights is None else batch.weights.cpu().double()
+    logits = reference(batch.users.cpu(), batch.candidates.cpu(), torch.float64)
+    torch.autograd.backward(step.loss.value(logits, weights) / int(batch.samples))
     error = 0.0
     for ours, theirs in zip(step.model.parameters(), reference.parameters(), strict=True):
         found, expected = ours.grad.cpu().double(), theirs.grad
@@ -144,7 +149,7 @@ def curve(planted: Planted, precision: str) -> list[float]:
     return losses
 
 
-def draws_are_untouched(planted: Planted) -> str:
+def draws_are_unseen(planted: Planted) -> str:
     """Whether an epoch visits each pair once, and draws no negative that its user has touched."""
     users, items = planted.pairs
     touched = (users.long() * planted.items + items).sort().values
@@ -157,7 +162,7 @@ def draws_are_untouched(planted: Planted) -> str:
         drawn += len(negatives)
         require(not torch.isin(negatives, touched).any(), "a negative was touched")
     require(torch.equal(torch.cat(seen).sort().values, touched), "an epoch is not each pair once")
-    return require(drawn == 4 * (planted.users - 1) * 20, f"{drawn:,} negatives, all untouched, of every pair once")
+    return require(drawn == 4 * (planted.users - 1) * 20, f"{drawn:,} negatives, all unseen, of every pair once")
 
 
 class Watch(TorchDispatchMode):
@@ -211,7 +216,8 @@ def one_graph(planted: Planted) -> str:
     dropout = 0.5 if planted.device.type == "cuda" else 0.0  # a CPU's draws its own masks, outside a graph
     config = planted.config("fp32", dropout, compile=True)
     step, batches = planted.step(config), planted.batches(config)
-    own, step.loss_sum = step.loss_sum, lambda *given: own(*given[:-1], None)  # a GPU's step is given no generator
+    own = step.gradients.forward
+    step.gradients.forward = lambda *given: own(*given[:-1], None)  # a GPU's step is given no generator
     losses = planted.train(step, batches, range(2)).tolist()
     graphs, breaks = torch._dynamo.utils.counters["stats"]["unique_graphs"], torch._dynamo.utils.counters["graph_break"]
     return require(graphs == 1 and not breaks, f"{graphs} graph, breaks {dict(breaks)}, loss {losses[-1]:.4f}")
@@ -224,8 +230,7 @@ def overflow_skips(planted: Planted, loss_scale: float | str) -> str:
     planted.train(step, batches, range(1))
     step.scaler.update(2.0**40)
     before = [parameter.detach().clone() for parameter in step.model.parameters()]
-    users, candidates, weights, count = next(batches.epoch(planted.generator(0)))
-    step(users, candidates, weights, count, None)
+    step(next(batches.epoch(planted.generator(0))), None)
     same = all(torch.equal(a, b) for a, b in zip(before, step.model.parameters(), strict=True))
     scale = step.scaler.get_scale()
     require(same and scale == (2.0**39 if loss_scale == "dynamic" else loss_scale), f"skipped {same}, scale {scale:g}")
@@ -236,12 +241,13 @@ def overflow_skips(planted: Planted, loss_scale: float | str) -> str:
 
 def joined_is_alone(planted: Planted, precisions: Iterable[str]) -> str:
     """The gradient error of the path that several processes take, with a process group of one."""
-    ranks = Ranks(joined=True, store=dist.HashStore())
-    connect(ranks, "cpu:gloo,cuda:nccl" if planted.device.type == "cuda" else "gloo")
+    backend = "cpu:gloo,cuda:nccl" if planted.device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
-        found = [f"{precision} {gradient_error(planted, precision, ranks)}" for precision in precisions]
+        group = ProcessGroup(connected=True)
+        found = [f"{precision} {gradient_error(planted, precision, group)}" for precision in precisions]
         backend = "nccl" if planted.device.type == "cuda" else "gloo"
-        return f"{backend}, {'; '.join(found)}; {ranks.sent:,} bytes given to collectives"
+        return f"{backend}, {'; '.join(found)}; {group.sent:,} bytes given to collectives"
     finally:
         dist.destroy_process_group()
 
@@ -253,7 +259,7 @@ def check_all(device: torch.device, precisions: Iterable[str]) -> None:
         check(f"gradient, {precision}, against float64", lambda p=precision: gradient_error(planted, p))
         if wants_compile(TrainConfig(), device):
             check(f"the same, not compiled, {precision}", lambda p=precision: gradient_error(planted, p, compile=False))
-    check("negatives", lambda: draws_are_untouched(planted))
+    check("negatives", lambda: draws_are_unseen(planted))
     check("learning, fp32", lambda: expected.extend(curve(planted, "fp32")) or f"loss {expected[-1]:.4f}")
     for precision in [p for p in precisions if p != "fp32"]:
         check(f"learning, {precision}", lambda p=precision: learns_alike(planted, p, expected))

@@ -71,7 +71,7 @@ def prepare_with_pandas(log: Path, output: Path) -> None:
 
 def prepare_with_ncf(log: Path, output: Path) -> None:
     """`ncf prepare`."""
-    from ncf.data.prepare import prepare  # noqa: PLC0415 -- its import is part of its time
+    from ncf.ingest.prepare import prepare  # noqa: PLC0415 -- its import is part of its time
 
     prepare(log, output, min_ratings=MIN_RATINGS)
 

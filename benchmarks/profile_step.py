@@ -20,14 +20,15 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import profile
 
 from ncf.config import TrainConfig
-from ncf.device import device_name, pick_device
+from ncf.cpu.forward import PAIRS
+from ncf.cpu.threads import thread_count
+from ncf.device import configure_cpu, device_name
+from ncf.model.batch import Batch
 from ncf.model.neumf import NeuMF
 from ncf.training.batches import Batches
-from ncf.training.cpu_worker import MICRO_BATCH
 from ncf.training.step import Step
-from ncf.workers import worker_count
 
-USERS, ITEMS, PAIRS, BATCH, CANDIDATES = 138_493, 26_744, 20_000_263, 1_048_576, 5
+USERS, ITEMS, INTERACTIONS, BATCH, CANDIDATES = 138_493, 26_744, 20_000_263, 1_048_576, 5
 KINDS = {
     "products": ("aten::mm", "aten::addmm", "aten::addmm_", "aten::linear", "aten::addmv_", "aten::mv"),
     "gathers": ("aten::index_select", "aten::embedding", "aten::unique_consecutive"),
@@ -61,20 +62,20 @@ def machine() -> tuple[float, float]:
     """GFLOP/s of a product of the second hidden layer's shape, and GB/s read plus written by a copy, of one core."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    x, weight, out = torch.randn(MICRO_BATCH, 256), torch.randn(256, 128), torch.empty(MICRO_BATCH, 128)
+    x, weight, out = torch.randn(PAIRS, 256), torch.randn(256, 128), torch.empty(PAIRS, 128)
     product = best_of(300, lambda: torch.mm(x, weight, out=out))
     source = torch.randn(2**26)
     target = torch.empty_like(source)
     copy = best_of(5, lambda: target.copy_(source))
     torch.set_num_threads(threads)
-    return 2 * MICRO_BATCH * 256 * 128 / product / 1e9, 2 * source.nbytes / copy / 1e9
+    return 2 * PAIRS * 256 * 128 / product / 1e9, 2 * source.nbytes / copy / 1e9
 
 
 def batches(config: TrainConfig) -> tuple[float, float, int]:
     """Seconds to shuffle an epoch's order, seconds of a batch, and how many an epoch has."""
     generator = torch.Generator().manual_seed(0)
-    users = torch.randint(USERS, (PAIRS,), generator=generator, dtype=torch.int32).sort().values
-    items = torch.randint(ITEMS, (PAIRS,), generator=generator, dtype=torch.int32)
+    users = torch.randint(USERS, (INTERACTIONS,), generator=generator, dtype=torch.int32).sort().values
+    items = torch.randint(ITEMS, (INTERACTIONS,), generator=generator, dtype=torch.int32)
     source = Batches(users, items, USERS, ITEMS, config)
     epoch, taken = source.epoch(generator), []
     for _ in range(8):
@@ -91,15 +92,16 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=BATCH, help=f"samples (default: {BATCH:,})")
     parser.add_argument("--rounds", type=int, default=3, help="profiles, of which the quickest counts (default: 3)")
     arguments = parser.parse_args()
-    pick_device("cpu")
+    configure_cpu()
     step, generator = Step(NeuMF(USERS, ITEMS).train(), TrainConfig()), torch.Generator().manual_seed(0)
     rows = arguments.batch_size // CANDIDATES
     users = torch.randint(USERS, (rows,), generator=generator).sort().values
     candidates = torch.randint(ITEMS, (rows, CANDIDATES), generator=generator)
-    samples, cores = candidates.numel(), worker_count()
+    samples, cores = candidates.numel(), thread_count()
+    batch = Batch(users, candidates, None, samples)
 
     def run() -> None:
-        step(users, candidates, None, samples, generator)
+        step(batch, generator)
 
     run()
     wall = best_of(arguments.rounds, run)
@@ -112,7 +114,7 @@ def main() -> None:
         if not quickest or sum(found.values()) < sum(quickest.values()):
             quickest = found
     print(f"{device_name(torch.device('cpu'))}, torch {torch.__version__}, load {os.getloadavg()[0]:.1f}")
-    print(f"batch {samples:,}, micro-batches of {MICRO_BATCH:,}, fp32, dropout 0.5")
+    print(f"batch {samples:,}, micro-batches of {PAIRS:,}, fp32, dropout 0.5")
     print(
         f"step: {wall:.2f} s, {samples / wall:,.0f} samples/s, {1e9 * wall * cores / samples:,.0f} core-ns a sample\n"
     )

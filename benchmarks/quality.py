@@ -22,11 +22,11 @@ from torch import Tensor
 
 from ncf.config import TrainConfig
 from ncf.data.dataset import Dataset
-from ncf.device import device_name, pick_device
+from ncf.device import configure_cpu, device_name
 from ncf.model.neumf import NeuMF
+from ncf.ranking.eval_set import make_eval_set
 from ncf.ranking.evaluate import evaluate
-from ncf.ranking.exam import make_exam
-from ncf.ranking.scoring import NeuralScorer
+from ncf.ranking.scorer import NeuralScorer
 from ncf.training.batches import batch_size_of
 from ncf.training.trainer import Trainer
 
@@ -40,13 +40,17 @@ class UsualScorer:
     def __init__(self, model: UsualNeuMF) -> None:
         self.model = model.eval()
 
-    @torch.no_grad()
-    def score(self, users: Tensor, items: Tensor) -> Tensor:
-        """Scores [B, C] of `items` [B, C] for `users` [B]."""
-        return self.model(users.unsqueeze(1).expand_as(items).flatten(), items.flatten()).view(items.shape)
+    def user_rows(self, users: Tensor) -> Tensor:
+        """The users themselves."""
+        return users
 
-    def score_all(self, users: Tensor) -> Tensor:
-        """Not asked for by the exam with 99 negatives."""
+    @torch.no_grad()
+    def score(self, rows: Tensor, items: Tensor) -> Tensor:
+        """Scores [B, C] of `items` [B, C] for the users `rows` [B]."""
+        return self.model(rows.unsqueeze(1).expand_as(items).flatten(), items.flatten()).view(items.shape)
+
+    def score_all(self, rows: Tensor) -> Tensor:
+        """Not needed with 99 negatives."""
         raise NotImplementedError
 
 
@@ -54,7 +58,7 @@ def usual_epochs(dataset: Dataset, config: TrainConfig) -> Iterator[UsualScorer]
     """Train an epoch at a time."""
     model = UsualNeuMF(dataset.n_users, dataset.n_items)
     step, size = UsualStep(model), batch_size_of(config, dataset.n_train)
-    users, items = dataset.train_users.long(), dataset.train_items.long()
+    users, items = dataset.interactions.train_users.long(), dataset.interactions.train_items.long()
     labels = torch.cat([torch.ones(len(users)), torch.zeros(len(users) * config.negative_samples)])
     while True:
         model.train()
@@ -68,7 +72,8 @@ def usual_epochs(dataset: Dataset, config: TrainConfig) -> Iterator[UsualScorer]
 def ncf_epochs(dataset: Dataset, config: TrainConfig) -> Iterator[NeuralScorer]:
     """Train an epoch at a time."""
     model = NeuMF(dataset.n_users, dataset.n_items, seed=config.seed)
-    trainer = Trainer(model, dataset.train_users, dataset.train_items, config, torch.device("cpu"), "train")
+    mine = dataset.interactions
+    trainer = Trainer(model, mine.train_users, mine.train_items, config, torch.device("cpu"), "train")
     for number in range(1, sys.maxsize):
         trainer.epoch(number)
         yield NeuralScorer(model)
@@ -86,10 +91,10 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=30, help="give up after so many (default: 30)")
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
     arguments = parser.parse_args()
-    pick_device("cpu")
+    configure_cpu()
     torch.manual_seed(arguments.seed)
     dataset, config = Dataset.load(arguments.data), TrainConfig(seed=arguments.seed)
-    exam = make_exam(dataset, "test", 99)
+    eval_set = make_eval_set(dataset, "test", 99)
     print(f"{device_name(torch.device('cpu'))}, torch {torch.__version__}, fp32")
     print(f"batch {batch_size_of(config, dataset.n_train):,} samples, load at the start {os.getloadavg()[0]:.1f}")
     chosen = [arguments.side] if arguments.side in SIDES else list(SIDES)
@@ -101,7 +106,7 @@ def main() -> None:
             scorer = next(running[name])
             taken = time.perf_counter() - begin
             seconds[name] += taken
-            found = evaluate(scorer, exam, k=10, users_per_batch=1000)
+            found = evaluate(scorer, eval_set, k=10, users_per_batch=1000)
             print(
                 f"{name:<6} epoch {epoch:>2}  {taken:6.1f} s, {seconds[name]:7.1f} s so far  HR@10 {found.hr:.4f}  "
                 f"NDCG@10 {found.ndcg:.4f}",

@@ -31,13 +31,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ncf.config import TrainConfig
 from ncf.data.dataset import Dataset
-from ncf.data.part import cuts
-from ncf.data.synthetic import generate
-from ncf.device import pick_device
-from ncf.distributed import Ranks
-from ncf.launch import place_here
-from ncf.meeting import join
+from ncf.data.shard import shard_borders
+from ncf.device import configure_cpu
+from ncf.ingest.synthetic import generate
 from ncf.model.neumf import NeuMF
+from ncf.parallel.environment import process_env
+from ncf.parallel.group import join
 from ncf.training.trainer import Trainer
 
 USERS, ITEMS, INTERACTIONS, BATCH = 138_493, 26_744, 20_000_263, 1_048_576  # ml-20m's, and the recipe's batch
@@ -64,7 +63,8 @@ def training_pairs(arguments: argparse.Namespace) -> tuple[np.ndarray, np.ndarra
     """Users and items [N] to train on, in order of user, and how many users and items there are."""
     if arguments.data:
         dataset = Dataset.load(arguments.data)
-        return dataset.train_users.numpy(), dataset.train_items.numpy(), dataset.n_users, dataset.n_items
+        mine = dataset.interactions
+        return mine.train_users.numpy(), mine.train_items.numpy(), mine.n_users, mine.n_items
     sizes = {"users": arguments.users, "items": arguments.items, "interactions": arguments.interactions}
     users, items, _ = generate(**sizes, seed=0, progress=sys.stderr.isatty())
     users, items = (users - 1).astype(np.int32), (items - 1).astype(np.int32)
@@ -75,7 +75,7 @@ def training_pairs(arguments: argparse.Namespace) -> tuple[np.ndarray, np.ndarra
 
 def borders_of(users: np.ndarray, n_users: int, world: int) -> list[int]:
     """Where users are cut: 0, ..., U."""
-    return cuts(n_users, len(users), world, lambda rows: users[rows].tolist())
+    return shard_borders(n_users, len(users), world, lambda rows: users[rows].tolist())
 
 
 def print_imbalance(users: np.ndarray, n_users: int) -> None:
@@ -111,38 +111,38 @@ class CountCollectives(TorchDispatchMode):
 
 def work(folder: Path, arguments: argparse.Namespace) -> None:
     """One process of a side: load, train some steps, and, as rank 0, print what was found as JSON."""
-    with join(place_here()) as ranks:
-        device = pick_device("cpu", ranks)
+    with join(process_env()) as group:
+        configure_cpu(group)
         users, items = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("users", "items"))
-        borders = borders_of(users, arguments.users, ranks.world)
-        first, end = list(pairwise(borders))[ranks.rank]
+        borders = borders_of(users, arguments.users, group.world)
+        first, end = list(pairwise(borders))[group.rank]
         rows = slice(*np.searchsorted(users, [first, end]))
         config = TrainConfig(batch_size=arguments.batch_size, precision=arguments.precision)
-        model = NeuMF(end - first, arguments.items, first_user=first)
+        model = NeuMF(end - first, arguments.items, user_offset=first)
         own = torch.from_numpy(users[rows] - np.int32(first)), torch.from_numpy(np.array(items[rows]))
-        trainer = Trainer(model, *own, config, device, "train", ranks)
-        steps = take_steps(trainer, ranks)
+        trainer = Trainer(model, *own, config, torch.device("cpu"), "train", group)
+        steps = take_steps(trainer)
         with CountCollectives() as count:
             next(steps)
-        ranks.wait()
+        group.barrier()
         begin, samples = time.perf_counter(), 0
         for _ in range(arguments.steps):
             samples += next(steps)
-        ranks.wait()
+        group.barrier()
         seconds = time.perf_counter() - begin
-        found = {"samples_per_s": ranks.sums(samples)[0] / seconds, "calls": count.calls, "bytes": count.bytes}
-        if ranks.first:
+        found = {"samples_per_s": group.all_sum(samples)[0] / seconds, "calls": count.calls, "bytes": count.bytes}
+        if group.is_main:
             print(json.dumps(found))
 
 
-def take_steps(trainer: Trainer, ranks: Ranks) -> Iterator[int]:
+def take_steps(trainer: Trainer) -> Iterator[int]:
     """Train step after step, epoch after epoch; this rank's samples of each."""
-    generator = torch.Generator().manual_seed(ranks.rank)
+    generator = torch.Generator().manual_seed(trainer.group.rank)
     trainer.model.train()
     while True:
-        for users, candidates, weights, count in trainer.batches.epoch(generator):
-            trainer.step(users, candidates, weights, count, generator)
-            yield count
+        for batch in trainer.batches.epoch(generator):
+            trainer.step(batch, generator)
+            yield int(batch.samples)
 
 
 # the sides

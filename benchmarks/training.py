@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from ncf.device import device_name
-from ncf.model.neumf import has_fast_bf16
+from ncf.model.products import has_fast_bf16
 
 USERS, ITEMS, INTERACTIONS, BATCH = 138_493, 26_744, 20_000_263, 1_048_576  # ml-20m's, and the recipe's batch
 HERE = Path(__file__).resolve().parent

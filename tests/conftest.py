@@ -1,12 +1,14 @@
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from ncf.data.dataset import Dataset
-from ncf.data.negatives import NONE
+from ncf.data.interactions import Interactions
+from ncf.data.unseen import PAD
 
 
 @pytest.fixture(scope="session")
@@ -24,23 +26,30 @@ def build_dataset(histories: list[list[int]], n_items: int, **changes: object) -
     validation, test = [], []
     for user, history in enumerate(histories):
         held = min(2, len(history) - 1)
-        test.append(history[-1] if held >= 1 else NONE)
-        validation.append(history[-2] if held == 2 else NONE)
+        test.append(history[-1] if held >= 1 else PAD)
+        validation.append(history[-2] if held == 2 else PAD)
         kept = history[: len(history) - held]
         users += [user] * len(kept)
         items += kept
-    fields: dict[str, object] = {
-        "name": "tiny",
-        "user_ids": np.arange(1, len(histories) + 1),
-        "item_ids": np.arange(100, 100 + n_items),
+    none = torch.zeros(0, dtype=torch.int32)
+    arrays: dict[str, Any] = {
         "train_users": torch.tensor(users, dtype=torch.int32),
         "train_items": torch.tensor(items, dtype=torch.int32),
         "validation_items": torch.tensor(validation, dtype=torch.int32),
         "test_items": torch.tensor(test, dtype=torch.int32),
-        "dropped_users": torch.zeros(0, dtype=torch.int32),
-        "dropped_items": torch.zeros(0, dtype=torch.int32),
+        "dropped_users": none,
+        "dropped_items": none,
     }
-    return Dataset(**(fields | changes))  # type: ignore[arg-type]
+    about: dict[str, Any] = {"name": "tiny"}
+    for name, value in changes.items():
+        (arrays if name in Interactions.__dataclass_fields__ else about)[name] = value
+    ids = np.arange(1, len(histories) + 1), np.arange(100, 100 + n_items)
+    return Dataset(
+        user_ids=about.pop("user_ids", ids[0]),
+        item_ids=about.pop("item_ids", ids[1]),
+        interactions=Interactions(len(histories), n_items, **arrays),
+        **about,
+    )
 
 
 @pytest.fixture(scope="session")

@@ -47,7 +47,7 @@ def test_values_out_of_range_are_named(options, message):
 
 def test_an_unknown_option_lists_the_known_ones():
     with pytest.raises(InputError, match="unknown option factor: choose among factors, layers"):
-        TrainConfig.from_options({"factor": 3})
+        TrainConfig.from_dict({"factor": 3})
 
 
 def test_whole_numbers_serve_as_floats():
@@ -55,9 +55,9 @@ def test_whole_numbers_serve_as_floats():
 
 
 def test_paths_numbers_of_numpy_and_column_numbers_are_taken():
-    assert RunConfig(checkpoint_dir=Path("runs") / "a").checkpoint_dir == "runs/a"
-    config = TrainConfig(epochs=np.int64(3), dropout=np.float32(0.25), layers=np.array([8, 4]))
+    assert RunConfig(checkpoint_dir=Path("runs") / "a").checkpoint_dir == "runs/a"  # type: ignore[arg-type]
+    config = TrainConfig(epochs=np.int64(3), dropout=np.float32(0.25), layers=np.array([8, 4]))  # type: ignore[arg-type]
     assert json.loads(json.dumps(config.to_dict())) == TrainConfig(epochs=3, dropout=0.25, layers=(8, 4)).to_dict()
-    assert PrepareConfig(user_column=1, item_column="2").user_column == "1"
+    assert PrepareConfig(user_column=1, item_column="2").user_column == "1"  # type: ignore[arg-type]
     with pytest.raises(InputError, match="--epochs must be at least 1: got 0"):
-        TrainConfig(epochs=np.int64(0))
+        TrainConfig(epochs=np.int64(0))  # type: ignore[arg-type]

@@ -6,14 +6,15 @@ import torch
 from arm import BETAS, DROPOUT, EPS, FACTORS, LAYERS, LEARNING_RATE, Arm, Job, draw, serve
 
 from ncf.config import TrainConfig
-from ncf.device import pick_device
+from ncf.device import configure_cpu
+from ncf.model.batch import Batch
 from ncf.model.neumf import NeuMF
 from ncf.training.step import Step
 
 
 def build(job: Job) -> Arm:
     """Steps with `Step` on batches as `Batches` gives them: by user, the positive first."""
-    pick_device("cpu")
+    configure_cpu()
     config = TrainConfig(
         precision=job.precision, learning_rate=LEARNING_RATE, beta1=BETAS[0], beta2=BETAS[1], eps=EPS, compile=False
     )
@@ -25,7 +26,7 @@ def build(job: Job) -> Arm:
 
     def take(batch: Any) -> float:
         users, candidates = batch
-        return float(step(users, candidates, None, job.samples, generator)) / job.samples
+        return float(step(Batch(users, candidates, None, job.samples), generator)) / job.samples
 
     return load, take
 

@@ -16,8 +16,8 @@ from ncf.version import VERSION
 if TYPE_CHECKING:
     from ncf.config import PrepareConfig, RunConfig, TrainConfig
     from ncf.data.dataset import Dataset
-    from ncf.data.prepare import prepare
     from ncf.errors import InputError, NcfWarning, RunError
+    from ncf.ingest.prepare import prepare
     from ncf.model.neumf import NeuMF
     from ncf.recommender import Recommender
     from ncf.training.train import train
@@ -48,7 +48,7 @@ _HOMES = {
     "RunConfig": "ncf.config",
     "RunError": "ncf.errors",
     "TrainConfig": "ncf.config",
-    "prepare": "ncf.data.prepare",
+    "prepare": "ncf.ingest.prepare",
     "train": "ncf.training.train",
 }
 

@@ -1,48 +1,28 @@
-"""What `ncf benchmark` found, in the form of the recipe's performance tables."""
+"""What `ncf benchmark` found, as a table for a person and as one object for a script."""
 
 from collections.abc import Sequence
 from typing import Any
 
-COLUMNS = ("precision", "batch size", "items/s", "speed-up over fp32")
+COLUMNS = ("precision", "batch size", "train", "x fp32", "evaluate", "whole catalogue", "p50 ms", "p99 ms", "peak MB")
 
 
 def format_benchmark(results: Sequence[dict[str, Any]]) -> list[str]:
-    """The results of `benchmark`, on one log and device, as lines: a table a figure, a row a precision."""
+    """The results of `benchmark`, on one log and device, as lines: a row per precision."""
     about = results[0]
+    fp32 = next((one["train_samples_per_s"] for one in results if one["precision"] == "fp32"), None)
+    rows = [COLUMNS, *(_row(one, fp32) for one in results)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     layers = " ".join(map(str, about["layers"])) or "none"
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    negatives = f"{about['negative_samples']} negatives an interaction"
-    full = about["items"]
     return [
         f"{about['device']}; {about['threads']} threads; {versions}",
         f"{about['users']:,} users, {about['items']:,} items, {about['interactions']:,} interactions",
-        f"factors {about['factors']}, layers {layers}, dropout {about['dropout']:g}, {negatives}",
+        f"factors {about['factors']}, layers {layers}, {about['negative_samples']} negatives per interaction",
         "",
-        "Training: whole steps, shuffling and negatives included",
-        *_table(results, "train_samples_per_s", [f"{one['batch_size']:,}" for one in results]),
+        *("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows),
         "",
-        "Inference: evaluation with 100 candidates a user",
-        *_table(results, "evaluate_items_per_s", [f"{one['evaluate_batch_size']:,}" for one in results]),
-        "",
-        f"Inference: evaluation with the whole catalogue of {full:,} items",
-        *_table(results, "full_ranking_pairs_per_s", ["-"] * len(results)),
-        *(
-            f"{one['precision']}: all {one['users']:,} users would take "
-            f"{one['users'] * full / one['full_ranking_pairs_per_s']:,.1f} s"
-            for one in results
-        ),
-        "",
-        f"Inference: one user's top {about['topk']} unseen items, one CPU thread",
-        *_align(
-            [("precision", "p50, ms", "p99, ms")]
-            + [
-                (one["latency_precision"], *(f"{one['latency_ms'][key]:.2f}" for key in ("p50", "p99")))
-                for one in results
-                if one["latency_precision"] == one["precision"] or len(results) == 1
-            ]
-        ),
-        "",
-        f"Peak memory: {max(one['peak_memory_mb'] for one in results):,.0f} MB",
+        "train: samples/s of whole steps, shuffling and negatives included. evaluate: user-item pairs/s with 100",
+        f"candidates per user. whole catalogue: pairs/s. p50, p99: one user's top {about['topk']} on one CPU thread.",
     ]
 
 
@@ -51,19 +31,14 @@ def merged(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return dict(results[0]) if len(results) == 1 else {**results[0], "precisions": list(results)}
 
 
-def _table(results: Sequence[dict[str, Any]], name: str, batches: Sequence[str]) -> list[str]:
-    base = next((one[name] for one in results if one["precision"] == "fp32"), None)
-    rows = [
-        (one["precision"], batch, f"{one[name]:,.0f}", "-" if base is None else f"{one[name] / base:.2f}")
-        for one, batch in zip(results, batches, strict=True)
-    ]
-    return _align([COLUMNS, *rows])
-
-
-def _align(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Columns of one width each, the first to the left and numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(f"{cell:<{width}}" if at == 0 else f"{cell:>{width}}" for at, (cell, width) in enumerate(pairs))
-        for pairs in (list(zip(row, widths, strict=True)) for row in rows)
-    ]
+def _row(one: dict[str, Any], fp32: float | None) -> tuple[str, ...]:
+    return (
+        one["precision"],
+        f"{one['batch_size']:,}",
+        f"{one['train_samples_per_s']:,.0f}",
+        "-" if fp32 is None else f"{one['train_samples_per_s'] / fp32:.2f}",
+        f"{one['evaluate_items_per_s']:,.0f}",
+        f"{one['full_ranking_pairs_per_s']:,.0f}",
+        *(f"{one['latency_ms'][key]:.2f}" for key in ("p50", "p99")),
+        f"{one['peak_memory_mb']:,.0f}",
+    )

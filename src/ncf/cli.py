@@ -26,25 +26,34 @@ from typing import TYPE_CHECKING, Any
 from ncf import __version__
 from ncf.config import BenchmarkConfig, LaunchConfig, PrepareConfig, RunConfig, TrainConfig
 from ncf.errors import InputError, NcfWarning, RunError, explain
-from ncf.launch import Place, launch, place_here
-from ncf.options import (
-    EXAM,
+from ncf.flags import (
+    PROTOCOL,
     Parser,
     add_benchmark,
     add_evaluate,
     add_prepare,
     add_recommend,
     add_train,
-    given,
-    take,
+    build_config,
+    check_needed,
+    explicit_options,
 )
+from ncf.parallel.environment import ProcessEnv, process_env
+from ncf.parallel.launch import launch
 
 if TYPE_CHECKING:
-    from ncf.distributed import Ranks
+    from ncf.parallel.group import ProcessGroup
 
 say = partial(print, flush=True)
-TOGETHER = ("train", "evaluate")  # commands that several processes do together
-FIRST_SECONDS = 1.0  # for rank 0 to say what all ranks meet: a launcher ends all when one ends
+PARALLEL = ("train", "evaluate")  # commands that several processes run together
+EXAMPLES = {
+    "prepare": ("clicks.csv -o data/clicks", "ml-1m -o data/ml-1m --min-ratings 5"),
+    "train": ("--data data/clicks --checkpoint-dir runs/clicks", "--data data/ml-20m --devices 4 --precision bf16"),
+    "evaluate": ("--checkpoint-dir runs/clicks", "--checkpoint-dir runs/clicks --valid-negative all --json"),
+    "recommend": ("--checkpoint-dir runs/clicks --user 7 -k 5", "--checkpoint-dir runs/clicks --all --format csv"),
+    "benchmark": ("", "--data data/clicks --precision fp32 --json"),
+    "doctor": ("", "--json"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,64 +62,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Read by torch when it is loaded: huge pages spare gathers from large tables most of their address look-ups.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     arguments = sys.argv[1:] if arguments is None else arguments
-    place = Place()
+    env = ProcessEnv()
     try:
-        place = place_here()
-        _quiet(place)
+        env = process_env()
+        if env.world > 1:
+            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # its notes on lost connections would hide our line
+        if env.rank:
+            warnings.showwarning = lambda *_args, **_kwargs: None  # rank 0 shows them
         parsed, unknown = _parser().parse_known_args(arguments)
         if unknown:
             raise InputError(f"unrecognized arguments: {' '.join(unknown)}; see `ncf {parsed.name} --help`")
-        parsed.place = place
+        check_needed(f"ncf {parsed.name}", parsed, parsed.needed)
+        parsed.env = env
         if (devices := _to_launch(parsed)) > 1:
             return launch(devices, arguments)
         parsed.command(parsed)
         sys.stdout.flush()
-    except BrokenPipeError as error:  # the reader of our output has had enough, as `head` has
+    except BrokenPipeError:  # the reader of our output has had enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _fail(place, 1, "", error)
+        return 1
     except (InputError, RunError, OSError, MemoryError, RuntimeError, KeyboardInterrupt) as error:
         status, message = explain(error)
-        return _fail(place, status, " ".join(message.split()), error)
+        if not (env.rank and status == 130):  # Ctrl-C reaches all processes, and rank 0 says what is saved
+            rank = f"rank {env.rank}: " if env.world > 1 else ""
+            print(f"ncf: {rank}{' '.join(message.split())}", file=sys.stderr, flush=True)
+        return status
     return 0
-
-
-def _quiet(place: Place) -> None:
-    """Of several processes the first speaks; torch's own warnings of lost connections would hide our line."""
-    if place.world > 1:
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-        warnings.showwarning = _show_warning if place.rank == 0 else _show_nothing
 
 
 def _to_launch(parsed: argparse.Namespace) -> int:
     """How many processes to start; 1 for none, as this is one of them already, or all there is."""
-    place: Place = parsed.place
-    if place.world > 1 and parsed.name not in TOGETHER:
+    env: ProcessEnv = parsed.env
+    if env.world > 1 and parsed.name not in PARALLEL:
         raise InputError(
-            f"`ncf {parsed.name}` is the work of one process, and this is one of {place.world}: start it by itself"
+            f"`ncf {parsed.name}` runs in one process, and {env.world} were started: leave the launcher out"
         )
-    devices = take(LaunchConfig, parsed).devices
-    if devices == 1 or place.ours:
+    devices = build_config(LaunchConfig, parsed).devices
+    if devices == 1 or env.launched:
         return 1
-    if place.world > 1:
-        raise InputError(
-            f"--devices {devices} starts processes, and this is one of {place.world} already: leave it out"
-        )
+    if env.world > 1:
+        raise InputError(f"--devices {devices} starts processes, and this is one of {env.world} already: leave it out")
+    build_config(TrainConfig, parsed)  # a wrong option is one line here, and would be one from each process
+    build_config(RunConfig, parsed)
     return devices
-
-
-def _fail(place: Place, status: int, message: str, error: BaseException) -> int:
-    """Print what went wrong, where this process is the one to say it; the exit status."""
-    said: str | None = message
-    if place.world > 1 and "ncf.meeting" in sys.modules:
-        from ncf.meeting import spoken, status_of  # noqa: PLC0415 - torch, which a single process may do without
-
-        said, status = spoken(place, message, error), status_of(status, error)
-    elif place.rank:
-        said = None
-        time.sleep(FIRST_SECONDS)
-    if said:
-        print(f"ncf: {said}", file=sys.stderr, flush=True)
-    return status
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_args: Any, **_kwargs: Any) -> None:
@@ -118,12 +112,10 @@ def _show_warning(message: Warning | str, category: type[Warning], *_args: Any, 
         print(f"ncf: warning: {message}", file=sys.stderr)
 
 
-def _show_nothing(*_args: Any, **_kwargs: Any) -> None:
-    """Another process shows the warnings that all of them meet."""
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="ncf", description="Neural Collaborative Filtering.", allow_abbrev=False)
+def _parser() -> Parser:
+    parser = Parser(
+        prog="ncf", description="Neural Collaborative Filtering: from a log of interactions to recommendations."
+    )
     parser.add_argument("--version", action="version", version=f"ncf {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
     add_prepare(_command(commands, "prepare", "turn a log into a dataset", _prepare))
@@ -136,22 +128,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _command(
-    commands: Any, name: str, text: str, function: Callable[[argparse.Namespace], None]
-) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-    parser.set_defaults(command=function, name=name)
+def _command(commands: Any, name: str, text: str, function: Callable[[argparse.Namespace], None]) -> Parser:
+    examples = "\n".join(f"  ncf {name} {example}".rstrip() for example in EXAMPLES[name])
+    parser: Parser = commands.add_parser(name, help=text, description=text, epilog=f"Examples:\n{examples}\n")
+    parser.set_defaults(command=function, name=name, needed=parser.get_default("needed") or [])
     return parser
 
 
 def _prepare(arguments: argparse.Namespace) -> None:
-    from ncf.data.prepare import default_output, prepare  # noqa: PLC0415 - a command loads what it needs
-    from ncf.data.summary import format_summary  # noqa: PLC0415
+    from ncf.ingest.prepare import default_output, prepare  # noqa: PLC0415 - a command loads what it needs
+    from ncf.ingest.summary import format_summary  # noqa: PLC0415
 
     dataset = prepare(
         arguments.source,
         arguments.output or default_output(arguments.source),
-        config=take(PrepareConfig, arguments),
+        config=build_config(PrepareConfig, arguments),
         overwrite=arguments.overwrite,
         progress=sys.stderr.isatty(),
     )
@@ -159,48 +150,46 @@ def _prepare(arguments: argparse.Namespace) -> None:
 
 
 def _train(arguments: argparse.Namespace) -> None:
-    from ncf.data.part import load_dataset  # noqa: PLC0415
-    from ncf.data.tables import read_manifest  # noqa: PLC0415
-    from ncf.model.checkpoint import options_of  # noqa: PLC0415
-    from ncf.model.start import run_directory  # noqa: PLC0415
-    from ncf.training.train import train  # noqa: PLC0415
+    from ncf.data.shard import load_dataset  # noqa: PLC0415
+    from ncf.data.storage import read_manifest  # noqa: PLC0415
+    from ncf.runs.start import run_directory  # noqa: PLC0415
+    from ncf.training.train import resolve_config, train  # noqa: PLC0415
 
-    config, run = take(TrainConfig, arguments), take(RunConfig, arguments)
+    config, run = build_config(TrainConfig, arguments), build_config(RunConfig, arguments)
+    explicit = explicit_options(TrainConfig, arguments)
     if arguments.mode == "test":
         _print_evaluation(
-            arguments.place,
+            arguments.env,
             run_directory(run, read_manifest(Path(arguments.data))["name"]),
             data=arguments.data,
             device=run.device,
             precision=config.precision,
-            protocol={name: value for name, value in given(TrainConfig, arguments).items() if name in EXAM},
+            protocol={name: value for name, value in explicit.items() if name in PROTOCOL},
         )
         return
-    if arguments.place.restarts:  # torchrun has started the processes anew, after one failed
+    if arguments.env.restarts:  # torchrun has started the processes anew, after one failed
         run = run.replaced(resume=True, overwrite=False)
-    with _joined(arguments.place, run.device) as ranks:
-        dataset = load_dataset(arguments.data, ranks)
-        if run.resume and (own := options_of(run_directory(run, dataset.name))):  # what is not said again is as it was
-            config = own.replaced(**given(TrainConfig, arguments))
-        train(
-            dataset, config, run, progress=sys.stderr.isatty(), log=say if ranks.first else _show_nothing, ranks=ranks
-        )
+    with _join(arguments.env, run.device) as group:
+        dataset = load_dataset(arguments.data, group)
+        config = resolve_config(run, dataset.name, **explicit)
+        log = say if group.is_main else lambda _: None
+        train(dataset, config, run, progress=sys.stderr.isatty(), log=log, group=group)
 
 
-def _joined(place: Place, device: str) -> AbstractContextManager["Ranks"]:
+def _join(env: ProcessEnv, device: str) -> AbstractContextManager["ProcessGroup"]:
     from ncf.device import backend_for  # noqa: PLC0415
-    from ncf.meeting import join  # noqa: PLC0415
+    from ncf.parallel.group import join  # noqa: PLC0415
 
-    return join(place, backend_for(device))
+    return join(env, backend_for(device))
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
-    options = given(TrainConfig, arguments)
+    options = explicit_options(TrainConfig, arguments)
     _print_evaluation(
-        arguments.place,
+        arguments.env,
         arguments.checkpoint_dir,
         data=arguments.data,
-        device=take(RunConfig, arguments).device,
+        device=build_config(RunConfig, arguments).device,
         precision=options.pop("precision", "fp32"),
         protocol=options,
         split=arguments.split,
@@ -209,7 +198,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
 
 
 def _print_evaluation(
-    place: Place,
+    env: ProcessEnv,
     checkpoint_dir: str | Path,
     *,
     data: str | None,
@@ -219,20 +208,23 @@ def _print_evaluation(
     split: str = "test",
     as_json: bool = False,
 ) -> None:
-    from ncf.data.tables import read_manifest  # noqa: PLC0415
+    from ncf.data.storage import read_manifest  # noqa: PLC0415
     from ncf.recommender import Recommender  # noqa: PLC0415
     from ncf.report import test_line  # noqa: PLC0415
+    from ncf.runs.run import BEST, DATASET  # noqa: PLC0415
 
-    with _joined(place, device) as ranks:
-        recommender = Recommender.load(checkpoint_dir, device=device, weights="best", ranks=ranks)
-        if data and read_manifest(Path(data))["fingerprint"] != recommender.dataset.fingerprint:
+    if data and Path(checkpoint_dir, DATASET).exists():
+        trained_on = read_manifest(Path(checkpoint_dir, DATASET))["fingerprint"]
+        if read_manifest(Path(data))["fingerprint"] != trained_on:
             raise InputError(
                 f"the run in {checkpoint_dir} was trained on another dataset than {data}: leave --data out"
             )
+    with _join(env, device) as group:
+        recommender = Recommender._load(checkpoint_dir, device, BEST, group)
         start = time.perf_counter()
         found = recommender.evaluate(split, precision=precision, progress=sys.stderr.isatty(), **protocol)
         seconds = time.perf_counter() - start
-    if place.rank:
+    if env.rank:
         return
     if as_json:
         say(json.dumps(found.to_dict()))
@@ -242,25 +234,21 @@ def _print_evaluation(
 
 
 def _recommend(arguments: argparse.Namespace) -> None:
-    from ncf.listing import write_lists  # noqa: PLC0415
+    from ncf.lists import write_recommendations  # noqa: PLC0415
     from ncf.recommender import Recommender  # noqa: PLC0415
 
-    options = take(TrainConfig, arguments)
-    recommender = Recommender.load(arguments.checkpoint_dir, device=take(RunConfig, arguments).device)
-    write_lists(
-        recommender,
-        _users(arguments, recommender.dataset.user_ids.tolist()),
-        k=options.topk,
+    options = build_config(TrainConfig, arguments)
+    recommender = Recommender.load(arguments.checkpoint_dir, device=build_config(RunConfig, arguments).device)
+    rows = recommender.recommend_rows(
+        recommender.dataset.user_ids.tolist() if arguments.all else _users(arguments),
+        options.topk,
         filter_seen=not arguments.include_seen,
         precision=options.precision,
-        style=arguments.format,
-        output=arguments.output,
     )
+    write_recommendations(rows, arguments.format, arguments.output)
 
 
-def _users(arguments: argparse.Namespace, everyone: list[Any]) -> list[Any]:
-    if arguments.all:
-        return everyone
+def _users(arguments: argparse.Namespace) -> list[str]:
     if arguments.user:
         return list(arguments.user)
     try:
@@ -278,14 +266,14 @@ def _benchmark(arguments: argparse.Namespace) -> None:
     from ncf.benchmark_table import format_benchmark, merged  # noqa: PLC0415
     from ncf.data.dataset import Dataset  # noqa: PLC0415
 
-    config, sizes = take(TrainConfig, arguments), take(BenchmarkConfig, arguments)
-    if arguments.data and given(BenchmarkConfig, arguments):
+    config, sizes = build_config(TrainConfig, arguments), build_config(BenchmarkConfig, arguments)
+    if arguments.data and explicit_options(BenchmarkConfig, arguments):
         raise InputError(f"--data {arguments.data} has its own sizes: leave --users, --items and --interactions out")
     results = benchmark(
         Dataset.load(arguments.data) if arguments.data else sizes,
         config,
-        precisions=[config.precision] if "precision" in given(TrainConfig, arguments) else [],
-        device=take(RunConfig, arguments).device,
+        precisions=[config.precision] if "precision" in explicit_options(TrainConfig, arguments) else [],
+        device=build_config(RunConfig, arguments).device,
         progress=sys.stderr.isatty(),
     )
     say(json.dumps(merged(results)) if arguments.json else "\n".join(format_benchmark(results)))

@@ -4,27 +4,27 @@ import os
 import platform
 import resource
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from ncf.distributed import ALONE, Ranks
 from ncf.errors import InputError
+from ncf.parallel.group import SINGLE, ProcessGroup
 
 
 def backend_for(name: str) -> str:
-    """What carries the processes' words where each computes on the device `name`: gloo, and NCCL between GPUs."""
+    """The collectives of processes that compute on the device `name`: gloo, and NCCL between GPUs."""
     on_gpu = (name == "auto" or name.startswith("cuda")) and torch.cuda.is_available()
     return "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
 
 
-def pick_device(name: str, ranks: Ranks = ALONE) -> torch.device:
+def pick_device(name: str, group: ProcessGroup = SINGLE) -> torch.device:
     """The device for `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU where there is one.
 
-    Of several processes on a machine each takes a GPU of its own, or its share of the cores. Raises InputError where
-    the name or the device is unknown. On a CPU, denormal numbers are flushed to zero from here on (Adam is some 16
-    times slower on them, and rows untouched for some 67 steps get there), and torch uses one thread for each physical
-    core that the process may use, unless OMP_NUM_THREADS says otherwise.
+    Of several processes on a machine each takes a GPU of its own. Raises InputError where the name or the device is
+    unknown.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -34,19 +34,42 @@ def pick_device(name: str, ranks: Ranks = ALONE) -> torch.device:
         raise InputError(f"--device must be auto, cpu, cuda or cuda:N: got {name!r}") from None
     if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
         raise InputError(f"--device must be auto, cpu, cuda or cuda:N: got {name!r}")
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if device.index is not None and ranks.local_world > 1:
-            raise InputError(f"--device {name} cannot serve {ranks.local_world} processes: say --device cuda")
-        index = ranks.local_rank if device.index is None else device.index
-        if index >= count:
-            raise InputError(f"--device cuda:{index} is not there: torch sees {count} CUDA devices; use --device cpu")
-        torch.cuda.set_device(index)
-        return torch.device("cuda", index)
+    if device.type == "cpu":
+        return device
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.index is not None and group.local_world > 1:
+        raise InputError(f"--device {name} cannot serve {group.local_world} processes: use --device cuda")
+    index = group.local_rank if device.index is None else device.index
+    if index >= count:
+        raise InputError(f"--device cuda:{index} is not there: torch sees {count} CUDA devices; use --device cpu")
+    return torch.device("cuda", index)
+
+
+def configure_cpu(group: ProcessGroup = SINGLE) -> None:
+    """Let torch use one thread per physical core of this process's share, and flush denormal numbers to zero.
+
+    OMP_NUM_THREADS wins where it is set. Adam is some 16 times slower on denormals, and rows that no step names get
+    there in some 67 steps.
+    """
     torch.set_flush_denormal(True)
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, physical_cores() // ranks.share))
-    return device
+        torch.set_num_threads(max(1, physical_cores() // group.share))
+
+
+@contextmanager
+def configured(device: torch.device, group: ProcessGroup = SINGLE) -> Iterator[None]:
+    """Set torch up for computing on `device`, and back at the end, as the host program had it."""
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            yield
+        return
+    threads, flushed = torch.get_num_threads(), bool(torch.tensor(1e-39) * 1 == 0)
+    configure_cpu(group)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(flushed)
+        torch.set_num_threads(threads)
 
 
 def physical_cores() -> int:

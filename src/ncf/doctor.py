@@ -10,7 +10,7 @@ import torch
 
 from ncf import __version__
 from ncf.device import memory_of, physical_cores
-from ncf.model.neumf import has_fast_bf16
+from ncf.model.products import has_fast_bf16
 
 LIBRARIES = ("torch", "numpy", "duckdb", "safetensors", "tqdm")
 EXTRAS = ("tensorboard",)

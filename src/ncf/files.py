@@ -1,9 +1,11 @@
-"""Files that are whole or absent, whatever happens when; and a lock that dies with its owner."""
+"""Files and directories that are whole or absent, whatever happens when; and a lock that ends with its owner."""
 
-import fcntl
+import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ncf.errors import InputError, RunError
@@ -30,12 +32,112 @@ def atomic_file(path: Path) -> Iterator[Path]:
         sync(temporary)
         temporary.replace(path)
         sync(path.parent)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
-    except RunError as error:  # of a writer that knows the temporary name alone
-        raise type(error)(str(error).replace(str(temporary), str(path))) from error
+    except (OSError, RunError) as error:
+        raise _at(path, temporary, error) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def replace_directory(path: Path) -> Iterator[Path]:
+    """Yield a hidden directory beside `path` to write into; at the end it is synced and takes the name `path`.
+
+    On any failure nothing is left of it, and what was at `path` is still there. Raises InputError where nothing can
+    be written there, RunError where writing fails midway.
+    """
+    path = path.resolve()
+    missing = [parent for parent in path.parents if not parent.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+        folder.mkdir()
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}; choose another output") from error
+    try:
+        yield folder
+        for file in folder.iterdir():
+            sync(file)
+        sync(folder)
+        _swap(folder, path)
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            for parent in missing:
+                parent.rmdir()
+        if isinstance(error, (OSError, RunError)):
+            raise _at(path, folder, error) from error
+        raise
+
+
+def _swap(folder: Path, path: Path) -> None:
+    """Give `folder` the name `path`, and delete what had it."""
+    old = folder.with_name(folder.name + "-old")
+    if path.exists():
+        path.rename(old)
+    try:
+        folder.rename(path)
+    except OSError:
+        if old.exists():
+            old.rename(path)
+        raise
+    sync(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _at(path: Path, temporary: Path, error: OSError | RunError) -> RunError:
+    """The error of a writer, in terms of `path`, which the user knows."""
+    if isinstance(error, RunError):
+        return type(error)(str(error).replace(str(temporary), str(path)))
+    return RunError(f"cannot write {path}: {error.strerror or error}")
+
+
+def check_output(path: Path, *, overwrite: bool, marker: str, kind: str, known: frozenset[str]) -> None:
+    """Refuse an output directory that holds something, before any work is done for it.
+
+    A directory that is `kind` (its `marker` file says so) and holds nothing but `known` file names may be replaced
+    with `overwrite`; an empty directory may always be filled. Raises InputError for anything else.
+    """
+    for parent in path.parents:
+        if parent.exists():
+            if not parent.is_dir():
+                raise InputError(f"cannot write {path}: {parent} is a file, not a directory")
+            break
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise InputError(f"cannot write {path}: there is a file of that name; choose another output")
+    names = {entry.name for entry in path.iterdir()}
+    if not names:
+        return
+    if not is_marked(path / marker, kind):
+        raise InputError(f"{path} holds other files and is no {kind}: choose an empty or a new directory")
+    if not overwrite:
+        raise InputError(f"{path} is an existing {kind}: choose another output, or replace it with --overwrite")
+    if names - known:
+        raise InputError(
+            f"{path} also holds {min(names - known)!r}, which --overwrite would delete: move it away first"
+        )
+
+
+def is_marked(marker: Path, kind: str) -> bool:
+    """Whether the JSON file `marker` says that its directory is `kind`."""
+    try:
+        content = json.loads(marker.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and content.get("kind") == kind
+
+
+def copy_files(source: Path, target: Path, names: Iterable[str]) -> None:
+    """Give the directory `target` the files `names` of `source`, where they are there.
+
+    They are hard links where the file system allows it: ncf replaces files and never changes them in place.
+    """
+    for file in filter(Path.exists, (source / name for name in names)):
+        try:
+            os.link(file.resolve(), target / file.name)
+        except OSError:
+            shutil.copyfile(file, target / file.name)
 
 
 @contextmanager
@@ -44,13 +146,13 @@ def locked(path: Path, owner: str) -> Iterator[None]:
 
     Raises InputError where another process holds it; `owner` says in words what that process is.
     """
+    from filelock import FileLock, Timeout  # noqa: PLC0415 - a tenth of a second, which a reader can do without
+
     try:
-        file = path.open("a")
+        lock = FileLock(path, timeout=0).acquire()
+    except Timeout:
+        raise InputError(f"{path.parent} is in use by {owner}: wait for it, or choose another directory") from None
     except OSError as error:
         raise InputError(f"{path.parent} cannot be written: {error.strerror}; choose another directory") from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"{path.parent} is in use by {owner}: wait for it, or choose another directory") from None
+    with lock:
         yield

@@ -1,95 +1,111 @@
 """The public face: fit, evaluate, recommend, save, load; raw ids in, raw ids out.
 
-recommender = Recommender(epochs=20).fit(ncf.prepare("clicks.csv"))
+recommender = Recommender(epochs=20).fit("clicks.csv")
 items, scores = recommender.recommend([7, 8], k=10)
 """
 
+import itertools
 import tempfile
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import numpy as np
 import torch
 
-from ncf.config import RunConfig, TrainConfig
+from ncf.config import PrepareOptions, RunConfig, TrainConfig, TrainOptions
 from ncf.data.dataset import Dataset
-from ncf.data.directory import replace_directory
-from ncf.data.negatives import Untouched
-from ncf.device import pick_device
-from ncf.distributed import ALONE, Ranks
-from ncf.errors import InputError
-from ncf.files import locked
-from ncf.model.checkpoint import BEST, DEPLOY, LOCK, Run
+from ncf.data.ids import shortened
+from ncf.data.shard import AnyDataset
+from ncf.data.unseen import UnseenItems
+from ncf.device import configured, pick_device
+from ncf.errors import InputError, NcfWarning
+from ncf.files import locked, replace_directory
+from ncf.lists import Row, make_table
 from ncf.model.neumf import NeuMF
-from ncf.model.start import check_free
-from ncf.ranking.evaluate import CELLS, Evaluation, evaluate, protocol_line, warn_if_odd
-from ncf.ranking.exam import make_exam
-from ncf.ranking.scoring import NeuralScorer
+from ncf.model.products import DTYPES
+from ncf.parallel.group import SINGLE, ProcessGroup
+from ncf.ranking.eval_set import make_eval_set
+from ncf.ranking.evaluate import MAX_SCORES, Evaluation, evaluate, protocol_line, warn_if_odd
+from ncf.ranking.scorer import NeuralScorer
 from ncf.ranking.topk import top_items
-from ncf.training.step import DTYPES, check_precision
+from ncf.runs.run import BEST, DEPLOY, LOCK, RunDirectory
+from ncf.runs.start import check_free
+from ncf.training.step import check_precision
 from ncf.training.train import TrainResult, train
 
 USERS_AT_A_TIME = 256  # at most: no more scores at a time than evaluation holds
 
 
 class Recommender:
-    """A trained network with the dataset it learned from; options are those of `TrainConfig`.
+    """A trained network with the dataset it learned from.
 
-    Raises InputError for an unknown option or a value out of its range.
+    Options are those of `TrainConfig`, as keyword arguments or as one `config`. Raises InputError for an unknown
+    option or a value out of its range.
     """
 
-    def __init__(self, config: TrainConfig | None = None, **options: Any) -> None:
+    result: TrainResult | None = None
+    """What `fit` found: the epochs, and the test score."""
+
+    def __init__(self, config: TrainConfig | None = None, **options: Unpack[TrainOptions]) -> None:
         if config is not None and options:
             raise InputError(f"give a TrainConfig or options, not both: got {', '.join(options)} beside it")
-        self.config = config or TrainConfig.from_options(options)
+        self.config = config or TrainConfig.from_dict(options)
         self.device = torch.device("cpu")
         self.weights = BEST
-        self.ranks = ALONE
-        self.result: TrainResult | None = None  # of `fit`
+        self._group = SINGLE
         self._state: dict[str, Any] = {}
         self._model: NeuMF | None = None
-        self._dataset: Dataset | None = None
+        self._dataset: AnyDataset | None = None
 
     def fit(
         self,
-        dataset: Dataset,
+        data: Any,
         *,
         checkpoint_dir: str | Path | None = None,
         overwrite: bool = False,
         device: str = "auto",
         progress: bool = False,
         log: Callable[[str], None] = lambda _: None,
+        **options: Unpack[PrepareOptions],
     ) -> Self:
-        """Train on `dataset`, as `ncf train` does, and keep the best epoch (or, with `fit_all`, the model to deploy).
+        """Train as `ncf train` does, and keep the best epoch (or, with `fit_all`, the model to deploy).
 
-        Without `checkpoint_dir` the run's files are temporary; `save` keeps the model. With `overwrite` a run that is
-        there is replaced. `log` gets the lines that `ncf train` prints, and `result` keeps what they say: the epochs,
-        and the test score. Raises what `ncf.train` raises.
+        `data` is a Dataset, or a log: whatever `ncf.prepare` takes, such as a path or a data frame, with `options` for
+        its preparation. Without `checkpoint_dir` the run's files are temporary; `save` keeps the model. With
+        `overwrite` a run that is there is replaced. `log` gets the lines that `ncf train` prints. Raises what
+        `ncf.prepare` and `ncf.train` raise.
         """
-        if not isinstance(dataset, Dataset):
-            raise InputError(f"fit takes a Dataset: make one with ncf.prepare(log): got {type(dataset).__name__}")
+        if not isinstance(data, Dataset):
+            from ncf.ingest.prepare import prepare  # noqa: PLC0415 - a trained model can do without
+
+            data = prepare(data, progress=progress, **options)
+        elif options:
+            raise InputError(f"a Dataset is prepared already: {', '.join(options)} can no longer be applied")
         with tempfile.TemporaryDirectory(prefix="ncf-run-") as temporary:
             run = RunConfig(checkpoint_dir=str(checkpoint_dir or temporary), overwrite=overwrite, device=device)
-            self.result = train(dataset, self.config, run, progress=progress, log=log)
-            self._take(Run.open(self.result.checkpoint_dir), device, None)
+            self.result = train(data, self.config, run, progress=progress, log=log)
+            self._take(RunDirectory.open(self.result.checkpoint_dir, dataset=data), device, None)
         return self
 
     @classmethod
-    def load(
-        cls, directory: str | Path, *, device: str = "auto", weights: str | None = None, ranks: Ranks = ALONE
-    ) -> Self:
+    def load(cls, directory: str | Path, *, device: str = "auto", weights: str | None = None) -> Self:
         """Read a run's directory (of `ncf train` or `save`); nothing else is needed.
 
-        Of several ranks each reads its own users, and they can `evaluate` together, and no more. `weights` is
-        `best` or `deploy`; by default the model to deploy where there is one (`--fit-all`). Raises InputError where the
-        directory is no run, or is damaged, of another version, or a mix of two runs.
+        `weights` is `best` or `deploy`; by default the model to deploy where there is one (`--fit-all`). Raises
+        InputError where the directory is no run, or is damaged, of another version, or a mix of two runs.
         """
-        run = Run.open(Path(directory), ranks)
+        return cls._load(directory, device, weights, SINGLE)
+
+    @classmethod
+    def _load(cls, directory: str | Path, device: str, weights: str | None, group: ProcessGroup) -> Self:
+        """`load` for several processes, each with its own users: they can `evaluate` together, and no more."""
+        run = RunDirectory.open(Path(directory), group)
         recommender = cls(run.config)
-        recommender.ranks = ranks
+        recommender._group = group
         recommender._take(run, device, weights)
         return recommender
 
@@ -107,7 +123,7 @@ class Recommender:
             if path.exists():
                 check_free(path, overwrite=overwrite)
             with replace_directory(path) as folder:
-                run = Run.create(folder, self.config, self.dataset)
+                run = RunDirectory.create(folder, self.config, self.dataset)
                 run.save(self.weights, self.model.state_dict(), self._state)
 
     def evaluate(
@@ -128,21 +144,22 @@ class Recommender:
             raise InputError("the model to deploy was trained on the held-out items too: load the `best` weights")
         given = {"topk": topk, "valid_negative": valid_negative, "valid_users_per_batch": valid_users_per_batch}
         config = self.config.replaced(**{name: value for name, value in given.items() if value is not None})
-        if self.ranks.joined:
+        dataset, group = self._trained_on(), self._group
+        if group.connected:
             options = [config.to_dict(), precision, split]
-            self.ranks.check_same({"set of options": options, "dataset": self.dataset.fingerprint})
-        check_precision(precision, self.device)
-        exam = make_exam(self.dataset, split, config.valid_negative, self.ranks).to(self.device)
-        scorer = NeuralScorer(self.model, DTYPES[precision])
-        found = evaluate(
-            scorer,
-            exam,
-            k=config.topk,
-            users_per_batch=config.valid_users_per_batch,
-            progress=progress and self.ranks.first,
-            ranks=self.ranks,
-        )
-        warn_if_odd(found, exam)
+            group.check_same({"set of options": options, "dataset": dataset.fingerprint})
+        with configured(self.device, group):
+            scorer = self._scorer(precision)
+            eval_set = make_eval_set(dataset, split, config.valid_negative, group).to(self.device)
+            found = evaluate(
+                scorer,
+                eval_set,
+                k=config.topk,
+                users_per_batch=config.valid_users_per_batch,
+                progress=progress and group.is_main,
+                group=group,
+            )
+        warn_if_odd(found, eval_set)
         return found
 
     def describe(self, found: Evaluation) -> str:
@@ -150,55 +167,73 @@ class Recommender:
         return protocol_line(found, select_on=self.config.select_on, epoch=int(self._state.get("epoch", 0)))
 
     def recommend(
-        self, users: Iterable[Any], k: int = 10, *, filter_seen: bool = True, precision: str = "fp32"
-    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """The `k` best items of each of `users`, by raw ids: items and scores (logits), an array a user, best first.
+        self,
+        users: Iterable[Any],
+        k: int = 10,
+        *,
+        filter_seen: bool = True,
+        precision: str = "fp32",
+        unknown: str = "error",
+        as_table: bool = False,
+    ) -> Any:
+        """The `k` best items of each of `users`, by raw ids.
 
-        Items that the user has touched, held-out and dropped ones too, are left out unless `filter_seen` is false;
-        where fewer than `k` remain, an array is shorter. Raises InputError for an unknown user.
+        Returns items and scores (logits), two lists with an array per user, best first; or with `as_table` a data
+        frame with the columns user_id, item_id, title, score and rank (pandas, else Arrow or polars). With
+        `filter_seen`, items that the user has interacted with are left out, and a list may be shorter than `k`.
+
+        Ids that are not in the model raise InputError, which names all of them; with `unknown="skip"` a warning does,
+        and their lists are empty. An id is known by its spelling: `7` and `"7"` are one.
         """
-        if not isinstance(k, int) or k < 1:
-            raise InputError(f"k must be a whole number, at least 1: got {k!r}")
-        if isinstance(users, str) or not isinstance(users, Iterable):
-            raise InputError(f"users must be a list of ids, such as [7, 8]: got {users!r}")
-        check_precision(precision, self.device)
-        index = torch.tensor([self.user_index(user) for user in users], dtype=torch.int64, device=self.device)
-        scorer = NeuralScorer(self.model, DTYPES[precision])
-        seen = self._seen if filter_seen else None
-        items: list[np.ndarray] = []
-        scores: list[np.ndarray] = []
-        step = max(1, min(USERS_AT_A_TIME, CELLS // self.dataset.n_items))
-        for at in range(0, len(index), step):
-            best = top_items(scorer, index[at : at + step], k, seen)
-            found, value = (tensor.cpu().numpy() for tensor in best)
-            for row, score in zip(found, value, strict=True):
-                left = score > -np.inf
-                items.append(self.dataset.item_ids[row[left]])
-                scores.append(score[left])
-        return items, scores
+        if unknown not in ("error", "skip"):
+            raise InputError(f"unknown must be error or skip: got {unknown!r}")
+        _check_k(k)
+        found, missing = self.dataset.users.find(users)
+        if missing and unknown == "error":
+            self.dataset.users.indices(missing)  # raises, with all of them
+        if missing:
+            warnings.warn(f"unknown users are skipped: {shortened(missing)}", NcfWarning, stacklevel=2)
+        known = [index for index in found if index is not None]
+        lists = self._lists(known, k, filter_seen, precision)
+        if as_table:
+            return make_table(row for index, one in zip(known, lists, strict=True) for row in self._rows(index, *one))
+        nothing = np.empty(0, np.int64), np.empty(0, np.float32)
+        all_lists = [nothing if index is None else next(lists) for index in found]
+        return [self.dataset.item_ids[items] for items, _ in all_lists], [scores for _, scores in all_lists]
 
-    def titles(self, items: np.ndarray) -> list[str]:
-        """Titles of items given by raw id, "" where there is none."""
-        if self.dataset.titles is None:
-            return [""] * len(items)
-        return [str(self.dataset.titles[self._item_index[item]]) for item in items.tolist()]
+    def recommend_rows(
+        self, users: Iterable[Any], k: int = 10, *, filter_seen: bool = True, precision: str = "fp32"
+    ) -> Iterator[Row]:
+        """`recommend` as rows (user_id, item_id, title, score, rank), for lists too many to hold at once.
 
-    def user_index(self, user: Any) -> int:
-        """The dense index of a raw user id; `7` and `"7"` are one id. Raises InputError where it is unknown."""
-        index = self._user_index.get(str(user))
-        if index is None:
-            raise InputError(
-                f"user {user} is not among the {self.dataset.n_users} users that the model was trained on "
-                "(in the log they may have had too few interactions); give a known id"
-            )
-        return index
+        Raises InputError for unknown users before the first row. Warns of users who have no item left.
+        """
+        index = self.dataset.users.indices(users)
+        _check_k(k)
+        lists = self._lists(index, k, filter_seen, precision)
+        return (row for user, one in zip(index, lists, strict=True) for row in self._rows(user, *one))
+
+    def score(self, users: Iterable[Any], items: Iterable[Any], *, precision: str = "fp32") -> np.ndarray:
+        """The scores (logits) [B] of pairs: `users` [B] and `items` [B], by raw ids.
+
+        Raises InputError for ids that are not in the model, which it names, and for lists of two lengths.
+        """
+        index = [
+            torch.tensor(ids.indices(raw), dtype=torch.int64, device=self.device)
+            for ids, raw in ((self.dataset.users, users), (self.dataset.items, items))
+        ]
+        if len(index[0]) != len(index[1]):
+            raise InputError(f"score takes pairs: got {len(index[0])} users and {len(index[1])} items")
+        with configured(self.device):
+            scorer = self._scorer(precision)
+            return scorer.score(scorer.user_rows(index[0]), index[1].unsqueeze(1)).squeeze(1).cpu().numpy()
 
     @property
     def dataset(self) -> Dataset:
         """The dataset that the network learned from."""
-        if self._dataset is None:
-            raise InputError("this Recommender is not trained yet: call fit or load first")
-        return self._dataset
+        dataset = self._trained_on()
+        assert isinstance(dataset, Dataset)  # noqa: S101 -- a shard serves evaluation alone
+        return dataset
 
     @property
     def model(self) -> NeuMF:
@@ -207,25 +242,63 @@ class Recommender:
             raise InputError("this Recommender is not trained yet: call fit or load first")
         return self._model
 
-    def _take(self, run: Run, device: str, weights: str | None) -> None:
+    def _trained_on(self) -> AnyDataset:
+        if self._dataset is None:
+            raise InputError("this Recommender is not trained yet: call fit or load first")
+        return self._dataset
+
+    def _take(self, run: RunDirectory, device: str, weights: str | None) -> None:
         if weights not in (None, BEST, DEPLOY):
             raise InputError(f"weights must be {BEST} or {DEPLOY}: got {weights!r}")
-        self.device = pick_device(device, self.ranks)
+        self.device = pick_device(device, self._group)
         self.weights = weights or (DEPLOY if run.has(DEPLOY) else BEST)
         model, self._state = run.load_model(self.weights)
         self._model, self._dataset = model.to(self.device).eval(), run.dataset
-        for cached in ("_user_index", "_item_index", "_seen"):
+        for cached in ("_seen", "_scorers"):
             self.__dict__.pop(cached, None)
 
-    @cached_property
-    def _user_index(self) -> dict[str, int]:
-        return {str(user): index for index, user in enumerate(self.dataset.user_ids.tolist())}
+    def _scorer(self, precision: str) -> NeuralScorer:
+        """The scorer of a precision, which projects the catalogue once."""
+        if precision not in self._scorers:
+            check_precision(precision, self.device)
+            self._scorers[precision] = NeuralScorer(self.model, DTYPES[precision])
+        return self._scorers[precision]
 
-    @cached_property
-    def _item_index(self) -> dict[Any, int]:
-        return {item: index for index, item in enumerate(self.dataset.item_ids.tolist())}
+    def _lists(
+        self, users: Sequence[int], k: int, filter_seen: bool, precision: str
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The best items of each of `users`, all by index, and their scores."""
+        scorer = self._scorer(precision)
+        step = max(1, min(USERS_AT_A_TIME, MAX_SCORES // self.dataset.n_items))
+        for at in range(0, len(users), step):
+            index = torch.tensor(users[at : at + step], dtype=torch.int64, device=self.device)
+            with configured(self.device):
+                scores = scorer.score_all(scorer.user_rows(index))
+                best = top_items(scores, int(k), self._seen.seen(index) if filter_seen else None)
+            for row, score in zip(*(tensor.cpu().numpy() for tensor in best), strict=True):
+                left = score > -np.inf
+                yield row[left], score[left]
 
-    @cached_property
-    def _seen(self) -> Untouched:
+    def _rows(self, user: int, items: np.ndarray, scores: np.ndarray) -> Iterator[Row]:
         dataset = self.dataset
-        return Untouched(*dataset.touched(), dataset.n_users, dataset.n_items).to(self.device)
+        raw = dataset.user_ids[user : user + 1].tolist()[0]
+        if not len(items):
+            warnings.warn(f"user {raw} has seen every item: none is left to list", NcfWarning, stacklevel=2)
+        titles = itertools.repeat("") if dataset.titles is None else map(str, dataset.titles[items])
+        named = zip(dataset.item_ids[items].tolist(), titles, scores.tolist(), strict=False)
+        for rank, (item, title, score) in enumerate(named, start=1):
+            yield Row(raw, item, title, score, rank)
+
+    @cached_property
+    def _scorers(self) -> dict[str, NeuralScorer]:
+        return {}
+
+    @cached_property
+    def _seen(self) -> UnseenItems:
+        mine = self._trained_on().interactions
+        return UnseenItems(*mine.seen_pairs(), mine.n_users, mine.n_items).to(self.device)
+
+
+def _check_k(k: Any) -> None:
+    if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
+        raise InputError(f"k must be a whole number, at least 1: got {k!r}")

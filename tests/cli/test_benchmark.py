@@ -14,17 +14,15 @@ KEYS = {
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    for name in ("TRAIN_SECONDS", "EVALUATE_SECONDS", "RANK_SECONDS", "LATENCY_SECONDS"):
+    for name in ("RUN_SECONDS", "TRAIN_SECONDS", "LATENCY_SECONDS"):
         monkeypatch.setattr(module, name, 0.02)
 
 
-def test_tables(ncf):
+def test_a_table(ncf):
     status, out, err = ncf("benchmark", *SIZES, *SMALL)
     assert (status, err) == (0, "")
-    lines = out.splitlines()
-    assert lines[1] == "150 users, 130 items, 1,500 interactions"
-    assert lines[-1].startswith("Peak memory: ")
-    assert sum(line.startswith("fp32 ") for line in lines) == 4
+    assert "150 users, 130 items, 1,500 interactions" in out
+    assert sum(line.split()[:1] == ["fp32"] for line in out.splitlines()) == 1
 
 
 def test_json_is_one_object(ncf):
@@ -42,7 +40,7 @@ def test_a_dataset(ncf, tiny_data):
     status, out, err = ncf("benchmark", "--data", tiny_data, *SMALL, "--json")
     found = json.loads(out)
     assert status == 0
-    assert err == "ncf: warning: 40 of 40 users have fewer than 99 untouched items: all of theirs are ranked\n"
+    assert err == "ncf: warning: 40 of 40 users have fewer than 99 unseen items: all of theirs are ranked\n"
     assert (found["users"], found["items"], found["interactions"]) == (40, 60, 40 * 6)
 
 

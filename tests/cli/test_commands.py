@@ -1,11 +1,13 @@
 import csv
 import io
 import json
+import re
 import shutil
 
 import pytest
 
-from ncf.cli import main
+from ncf.cli import EXAMPLES, main
+from ncf.config import GROUPS
 
 SMALL = ["--factors", "8", "--layers", "16", "8", "--valid-negative", "20", "--device", "cpu"]
 
@@ -44,7 +46,7 @@ def test_evaluation_takes_the_runs_protocol_and_both_splits(ncf, tiny_run):
     assert (found["split"], found["negatives"]) == ("validation", 20)
     records = [json.loads(line) for line in (tiny_run / "metrics.jsonl").read_text().splitlines()]
     assert found["hr@10"] == max(record["hr@10"] for record in records)
-    assert set(records[0]) == {"epoch", "loss", "train_time", "eval_time", "hr@10", "ndcg@10", "samples_per_s", "run"}
+    assert set(records[0]) == {"epoch", "loss", "train_time", "eval_time", "hr@10", "ndcg@10", "samples_per_s"}
 
 
 @pytest.mark.parametrize("batch", [7, 40, 5000])
@@ -110,7 +112,8 @@ def test_recommend_reads_users_from_a_file_and_may_include_seen_items(ncf, tiny_
 def test_an_unknown_user_is_named(ncf, tiny_run):
     status, out, err = ncf("recommend", "--checkpoint-dir", tiny_run, "--user", 7, "--user", 999)
     assert (status, out) == (2, "")
-    assert err.startswith("ncf: error: user 999 is not among the 40 users")
+    assert err.startswith("ncf: error: ")
+    assert re.search("the 40 users of the model.*: 999;", err)
 
 
 def test_a_run_moves_to_another_place(ncf, tiny_run, tmp_path):
@@ -140,11 +143,17 @@ def test_doctor_says_what_is_here(ncf):
 
 
 def test_version_and_help(capsys):
-    for arguments in (["--version"], ["--help"], ["train", "--help"]):
+    for arguments in (["--version"], ["--help"], *([name, "--help"] for name in EXAMPLES)):
         with pytest.raises(SystemExit) as stop:
             main(arguments)
         assert stop.value.code == 0
-    assert "--no-neg-trick" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "--no-neg-trick" in out
+    assert out.count("Examples:") == len(EXAMPLES)
+    assert out.count("Exit status: 0; 2 for input and usage") == len(EXAMPLES) + 1
+    train = out[out.index("usage: ncf train") : out.index("usage: ncf evaluate")]
+    headings = re.findall(r"^([a-z ']+):$", train, re.MULTILINE)
+    assert headings == ["options", *GROUPS, "the recipe's other names"]
 
 
 def test_resume_keeps_the_options_that_are_not_given_again(ncf, tiny_data, tmp_path):

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from ncf.model.checkpoint import Run
+from ncf.runs.run import RunDirectory
 
 OPTIONS = ["--factors", "8", "--layers", "16", "8", "--valid-negative", "20", "--device", "cpu"]
 
@@ -118,4 +118,4 @@ def test_a_full_disk_in_mid_write(tiny_data, tmp_path, limit):
     assert "last.safetensors" not in left
     assert not {name for name in left if name.endswith(".tmp")}
     if "best.safetensors" in left:
-        Run.open(tmp_path / "run").load("best")
+        RunDirectory.open(tmp_path / "run").load("best")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from ncf.data.dataset import Dataset
-from ncf.data.directory import replace_directory
-from ncf.data.prepare import prepare
 from ncf.errors import InputError, RunError
+from ncf.files import replace_directory
+from ncf.ingest.prepare import prepare
 
 HISTORIES = [[0, 1, 2], [3, 1]]
 
@@ -68,7 +68,7 @@ def test_a_failure_midway_leaves_everything_as_it_was(tmp_path, saved, monkeypat
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ncf.data.directory.sync", fail)
+    monkeypatch.setattr("ncf.files.sync", fail)
     with pytest.raises(RunError, match=r"cannot write .*: No space left on device"):
         make_dataset(HISTORIES, 4, seed=6).save(saved, overwrite=True)
     with pytest.raises(RunError, match="No space left"):
@@ -94,7 +94,7 @@ def test_the_old_directory_comes_back_if_the_new_cannot_take_its_name(saved, mon
 
 LIMITED = """
 import resource, sys
-from ncf.data.prepare import prepare
+from ncf.ingest.prepare import prepare
 from ncf.errors import RunError
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
 try:

@@ -24,10 +24,10 @@ def test_an_epoch_visits_every_interaction_once_with_untouched_negatives(pairs, 
     config = TrainConfig(negative_samples=2, batch_size=batch_size)
     batches = Batches(users, items, 6, 10, config, pad=pad)
     seen, total = [], 0
-    for batch_users, candidates, weights, count in epoch_of(batches, seed):
+    for batch_users, candidates, weights, samples in epoch_of(batches, seed):
         kept = torch.ones(candidates.shape) if weights is None else weights
-        assert count == kept.sum()
-        total += count
+        assert samples == kept.sum()
+        total += samples
         if pad:
             assert len(batch_users) == batches.rows <= batch_size // 3
         for user, row, weight in zip(batch_users.tolist(), candidates.tolist(), kept.tolist(), strict=True):

@@ -1,17 +1,22 @@
 """What a GPU's epoch must be: queued without a look at a result, one shape, one graph. Shown on a CPU by autograd."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ncf.config import TrainConfig
+from ncf.model.batch import Batch
 from ncf.model.neumf import NeuMF
+from ncf.model.products import DTYPES
+from ncf.training.autograd import AutogradGradients, wants_compile
 from ncf.training.batches import Batches
-from ncf.training.step import Step, wants_compile
+from ncf.training.step import Step
 
 USERS, ITEMS = 30, 20
-SHAPE = {"factors": 4, "layers": (8, 6)}
+SHAPE: dict[str, Any] = {"factors": 4, "layers": (8, 6)}
 PRECISIONS = ["fp32", "bf16", "fp16"]
 WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "repeat_interleave"}
 
@@ -33,13 +38,13 @@ def planted(device, config):
     pad = wants_compile(config, device)
     batches = Batches((pairs // ITEMS).int(), (pairs % ITEMS).int(), USERS, ITEMS, config, pad=pad)
     step = Step(NeuMF(USERS, ITEMS, **SHAPE).to(device).train(), config)
-    step.cpu = None
+    step.gradients = AutogradGradients(step.model, step.loss, DTYPES[config.precision], config, step.scaler)
     return batches, step
 
 
 def run_epoch(batches, step, seed):
     generator = torch.Generator(step.device).manual_seed(seed)
-    found = [(step(*batch, generator), batch[3]) for batch in batches.epoch(generator)]
+    found = [(step(batch, generator), batch.samples) for batch in batches.epoch(generator)]
     return torch.stack([loss for loss, _ in found]).sum(), sum(count for _, count in found)
 
 
@@ -84,18 +89,18 @@ def test_a_step_that_overflows_changes_nothing_but_the_scale(loss_scale):
     step.scaler.update(2.0**60)
     before = [parameter.detach().clone() for parameter in step.model.parameters()]
     batch = next(batches.epoch(torch.Generator().manual_seed(1)))
-    step(*batch, None)
+    step(batch, None)
     assert all(map(torch.equal, before, step.model.parameters()))
     assert step.scaler.get_scale() == (2.0**59 if loss_scale == "dynamic" else loss_scale)
     step.scaler.update(8192.0)
-    step(*batch, None)
+    step(batch, None)
     assert not any(map(torch.equal, before, step.model.parameters()))
 
 
 def test_a_rank_may_begin_with_an_empty_batch_in_fp16():
     _, step = planted(torch.device("cpu"), TrainConfig(precision="fp16", **SHAPE))
     nothing = torch.zeros(0, dtype=torch.int32)
-    assert step(nothing, nothing.reshape(0, 5), None, 0, None) == 0
+    assert step.gradients(Batch(nothing, nothing.reshape(0, 5), None, 0), None) == 0
     assert step.scaler.get_scale() == 65536
 
 
@@ -116,8 +121,8 @@ def test_a_compiled_epoch_is_one_graph_and_stays_it(monkeypatch):
     torch._dynamo.utils.counters.clear()
     config = TrainConfig(batch_size=100, compile=True, **SHAPE)
     batches, step = planted(torch.device("cpu"), config)
-    own = step.loss_sum
-    step.loss_sum = lambda *given: own(*given[:-1], None)  # a GPU's step is given no generator
+    own = step.gradients.forward
+    step.gradients.forward = lambda *given: own(*given[:-1], None)  # a GPU's step is given no generator
     for seed in range(3):
         run_epoch(batches, step, seed)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1

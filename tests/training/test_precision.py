@@ -6,16 +6,16 @@ import torch
 
 from ncf.config import TrainConfig
 from ncf.model.neumf import NeuMF
+from ncf.ranking.eval_set import make_eval_set
 from ncf.ranking.evaluate import evaluate
-from ncf.ranking.exam import make_exam
-from ncf.ranking.scoring import NeuralScorer
+from ncf.ranking.scorer import NeuralScorer
 from ncf.training.trainer import Trainer
 
 EPOCHS, SEEDS = 6, (0, 1, 2)
 
 
 def planted(n_users: int = 300, n_items: int = 120) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each user touches a third of the items of a third of the catalogue."""
+    """Each user takes a third of the items of a third of the catalogue."""
     generator = torch.Generator().manual_seed(0)
     chance = torch.where((torch.arange(n_users)[:, None] - torch.arange(n_items)) % 3 == 0, 1 / 3, 0.01)
     users, items = torch.nonzero(torch.rand(n_users, n_items, generator=generator) < chance, as_tuple=True)
@@ -46,18 +46,20 @@ def test_curves_in_bf16_are_those_in_fp32_over_seeds(dropout):
 
 @pytest.mark.parametrize("negatives", [99, "all"])
 @pytest.mark.filterwarnings("ignore::ncf.errors.NcfWarning")
-def test_metrics_in_bf16_are_those_in_fp32_to_a_thousandth(make_dataset, negatives):
+def test_metrics_in_bf16_are_those_in_fp32_to_two_thousandths(make_dataset, negatives):
     rng = np.random.default_rng(0)
     clusters = [np.arange(group, 300, 6) for group in range(6)]
     dataset = make_dataset([rng.permutation(clusters[user % 6])[:12].tolist() for user in range(6000)], 300)
     config = TrainConfig(factors=8, layers=(32, 16), batch_size=20_000, compile=False)
     model = NeuMF(6000, 300, factors=8, layers=(32, 16), seed=0)
-    trainer = Trainer(model, dataset.train_users, dataset.train_items, config, torch.device("cpu"), "train")
+    trainer = Trainer(
+        model, dataset.interactions.train_users, dataset.interactions.train_items, config, torch.device("cpu"), "train"
+    )
     for number in range(1, 7):
         trainer.epoch(number)
-    exam = make_exam(dataset, "test", negatives)
-    exact, rounded = (evaluate(NeuralScorer(model, dtype), exam, k=10) for dtype in (torch.float32, torch.bfloat16))
+    eval_set = make_eval_set(dataset, "test", negatives)
+    exact, rounded = (evaluate(NeuralScorer(model, dtype), eval_set, k=10) for dtype in (torch.float32, torch.bfloat16))
     assert 0.2 < exact.hr < 0.95  # learnt, and not so well that rounding could not matter
     assert exact != rounded
-    assert rounded.hr == pytest.approx(exact.hr, abs=1e-3)
-    assert rounded.ndcg == pytest.approx(exact.ndcg, abs=1e-3)
+    assert rounded.hr == pytest.approx(exact.hr, abs=2e-3)
+    assert rounded.ndcg == pytest.approx(exact.ndcg, abs=2e-3)

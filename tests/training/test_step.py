@@ -1,32 +1,14 @@
-import math
-
 import pytest
 import torch
 
 from ncf.config import TrainConfig
 from ncf.errors import InputError, NcfWarning, RunError
-from ncf.model.neumf import NeuMF, has_fast_bf16
-from ncf.training.step import Step, check_precision, loss_sum
+from ncf.model.batch import Batch
+from ncf.model.neumf import NeuMF
+from ncf.model.products import has_fast_bf16
+from ncf.training.step import Step, check_precision
 
 CPU = torch.device("cpu")
-
-
-def test_the_loss_is_binary_cross_entropy():
-    model = NeuMF(4, 6).double().eval()
-    users, candidates = torch.tensor([0, 3]), torch.tensor([[1, 2, 3], [0, 4, 5]])
-    logits = model(users, candidates, torch.float64)
-    labels = torch.tensor([[1.0, 0, 0]] * 2).double()
-    expected = -(labels * torch.sigmoid(logits).log() + (1 - labels) * (1 - torch.sigmoid(logits)).log()).sum()
-    torch.testing.assert_close(loss_sum(model, users, candidates, None, torch.float64), expected)
-
-
-def test_an_extreme_logit_gives_a_finite_loss():
-    """Sigmoid and then a logarithm would be infinite here; the loss is computed from the logits."""
-    model = NeuMF(1, 2, layers=(), factors=1)
-    with torch.no_grad():
-        model.output.bias.fill_(1e4)
-    users, candidates = torch.tensor([0]), torch.tensor([[0, 1]])
-    assert loss_sum(model, users, candidates, None).item() == pytest.approx(1e4, rel=1e-3)
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -40,7 +22,7 @@ def test_a_step_is_adam_on_the_mean_gradient(compiled):
         generator = torch.Generator().manual_seed(seed)
         users = torch.randint(9, (8,), generator=generator).sort().values
         candidates = torch.randint(7, (8, 5), generator=generator)
-        loss = step(users, candidates, None, 40, None)
+        loss = step(Batch(users, candidates, None, 40), None)
         optimizer.zero_grad()
         mean = torch.nn.functional.binary_cross_entropy_with_logits(
             twin(users, candidates), torch.eye(5)[0].expand(8, 5)
@@ -58,18 +40,12 @@ def test_a_compiled_step_on_a_cpu_has_dropout_too():
     model = NeuMF(90, 70, factors=4, layers=(8, 6))
     step = Step(model, TrainConfig(compile=True, factors=4, layers=(8, 6), learning_rate=0.02))
     generator = torch.Generator().manual_seed(0)
-    users, candidates = torch.randint(90, (64,)).sort().values, torch.randint(70, (64, 5))
-    losses = [step(users, candidates, None, 320, generator).item() for _ in range(40)]
+    batch = Batch(torch.randint(90, (64,)).sort().values, torch.randint(70, (64, 5)), None, 320)
+    losses = [step(batch, generator).item() for _ in range(40)]
     assert min(losses[-10:]) < 0.8 * losses[0]
     before = generator.get_state()
-    step(users, candidates, None, 320, generator)
+    step(batch, generator)
     assert not torch.equal(before, generator.get_state())
-
-
-def test_the_first_loss_is_that_of_a_coin():
-    model = NeuMF(50, 50)
-    loss = loss_sum(model.eval(), torch.arange(50), torch.randint(50, (50, 5)), None)
-    assert loss.item() / 250 == pytest.approx(math.log(2), rel=0.02)
 
 
 def test_fp16_needs_a_gpu():
@@ -92,9 +68,10 @@ def test_a_step_that_cannot_be_compiled(monkeypatch, asked):
         return fail
 
     monkeypatch.setattr(torch, "compile", broken)
-    monkeypatch.setattr("ncf.training.step.wants_compile", lambda *_: True)
+    for module in ("step", "autograd"):
+        monkeypatch.setattr(f"ncf.training.{module}.wants_compile", lambda *_: True)
     step = Step(NeuMF(9, 7), TrainConfig(compile=asked))
-    batch = torch.arange(9), torch.randint(7, (9, 5)), None, 45, None
+    batch = Batch(torch.arange(9), torch.randint(7, (9, 5)), None, 45), None
     if asked:
         with pytest.raises(RunError, match=r"cannot be compiled \(OSError: Python.h: no such file\): leave --compile"):
             step(*batch)
@@ -115,6 +92,6 @@ def test_a_gpu_trains_as_the_cpu_does(precision, compiled):
     step = Step(model.cuda(), config)
     users, candidates = torch.randint(90, (64,)).sort().values, torch.randint(70, (64, 5))
     for _ in range(20):
-        ours = step(users.cuda(), candidates.cuda(), None, 320, None).item()
-        theirs = reference(users, candidates, None, 320, None).item()
+        ours = step(Batch(users.cuda(), candidates.cuda(), None, 320), None).item()
+        theirs = reference(Batch(users, candidates, None, 320), None).item()
     assert ours == pytest.approx(theirs, rel=0.05)

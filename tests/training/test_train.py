@@ -7,8 +7,9 @@ import torch
 
 from ncf.config import RunConfig, TrainConfig
 from ncf.errors import InputError, NcfWarning, RunError
-from ncf.model.checkpoint import Run
+from ncf.ranking.eval_set import make_eval_set
 from ncf.recommender import Recommender
+from ncf.runs.run import RunDirectory
 from ncf.training.train import train
 from ncf.training.trainer import Trainer, stream
 
@@ -31,7 +32,7 @@ def records(path):
 
 
 def weights_of(path, name="last"):
-    return Run.open(path).load(name)[0]
+    return RunDirectory.open(path).load(name)[0]
 
 
 def test_planted_clusters_are_learned(tmp_path, planted):
@@ -85,7 +86,7 @@ def test_resume_without_options_takes_the_runs(tmp_path, tiny):
     train_into(tmp_path, tiny, dataclasses.replace(SMALL, epochs=2))
     result, _ = train_into(tmp_path, tiny, None, resume=True)
     assert len(result.history) == 2
-    assert Run.open(tmp_path).config == dataclasses.replace(SMALL, epochs=2)
+    assert RunDirectory.open(tmp_path).config == dataclasses.replace(SMALL, epochs=2)
 
 
 def test_resuming_a_finished_run_prints_the_closing_block_again(tmp_path, tiny):
@@ -111,14 +112,14 @@ def test_best_weights_that_a_kill_kept_from_the_disk_are_made_from_last(tmp_path
             raise KeyboardInterrupt
         save(self, name, tensors, state)
 
-    save = Run.save
+    save = RunDirectory.save
     with monkeypatch.context() as patched:
-        patched.setattr(Run, "save", killed_at_best)
+        patched.setattr(RunDirectory, "save", killed_at_best)
         with pytest.raises(KeyboardInterrupt):
             train_into(tmp_path, tiny)
     done = len(records(tmp_path))
     result, _ = train_into(tmp_path, tiny, dataclasses.replace(SMALL, epochs=done), resume=True)
-    assert result.best_epoch == done == Run.open(tmp_path).load("best")[1]["epoch"]
+    assert result.best_epoch == done == RunDirectory.open(tmp_path).load("best")[1]["epoch"]
     last = weights_of(tmp_path, "last")
     for name, value in weights_of(tmp_path, "best").items():
         assert torch.equal(value, last[f"model.{name}"])
@@ -153,7 +154,7 @@ def test_the_lines_are_the_recipes(tmp_path, tiny):
     assert re.search(r"^Best Epoch:                   \d$", block, re.MULTILINE)
     assert re.search(rf"^Eval Time = {number}, HR@10 = {number}, NDCG@10 = {number}$", block, re.MULTILINE)
     assert "Epoch selected on:            the validation split" in lines
-    assert any(line.startswith("Protocol: the test item of 40 users ranked with 20 untouched items") for line in lines)
+    assert any(line.startswith("Protocol: the test item of 40 users ranked with 20 unseen items") for line in lines)
 
 
 def test_without_verbose_only_new_bests_speak(tmp_path, tiny):
@@ -186,10 +187,11 @@ def test_the_test_split_is_looked_at_once(tmp_path, tiny, monkeypatch):
     looks = []
     from ncf.training import train as module
 
-    original = module.make_exam
-    monkeypatch.setattr(
-        module, "make_exam", lambda data, split, *rest: looks.append(split) or original(data, split, *rest)
-    )
+    def watched(data, split, *rest):
+        looks.append(split)
+        return make_eval_set(data, split, *rest)
+
+    monkeypatch.setattr(module, "make_eval_set", watched)
     train_into(tmp_path, tiny)
     assert looks == ["validation", "test"]
 
@@ -204,10 +206,10 @@ def test_the_last_epoch_can_be_kept_without_looking(tmp_path, tiny):
     result, lines = train_into(tmp_path, tiny, dataclasses.replace(SMALL, select_on="last"), verbose=True)
     assert result.best_epoch == 4
     assert "Loss: " in lines[0]
-    assert Run.open(tmp_path).load("best")[1]["epoch"] == 4
+    assert RunDirectory.open(tmp_path).load("best")[1]["epoch"] == 4
 
 
-@pytest.mark.filterwarnings("ignore:3 of 3 users have touched every item")
+@pytest.mark.filterwarnings("ignore:3 of 3 users have seen every item")
 def test_nothing_to_test_on_loses_nothing(tmp_path, make_dataset):
     dataset = make_dataset([[0, 1, 2, 3]] * 3, 4)
     result, lines = train_into(tmp_path, dataset, dataclasses.replace(SMALL, select_on="last"))
@@ -216,7 +218,7 @@ def test_nothing_to_test_on_loses_nothing(tmp_path, make_dataset):
     assert any(line.startswith("No test score: 0 of 3 users can be evaluated") for line in lines)
 
 
-def test_the_test_exam_is_warned_of_too(tmp_path, tiny):
+def test_the_test_is_warned_of_too(tmp_path, tiny):
     with pytest.warns(NcfWarning, match="k = 30 is not below the 21 candidates"):
         train_into(tmp_path, tiny, dataclasses.replace(SMALL, select_on="last", topk=30))
 
@@ -236,9 +238,9 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_best(tmp_path, tin
         train_into(tmp_path / "bad", tiny, dataclasses.replace(SMALL, learning_rate=1e30))
     assert not (tmp_path / "bad" / "best.safetensors").exists()
     best = (path / "best.safetensors").read_bytes()
-    tensors, state = Run.open(path).load("last")
+    tensors, state = RunDirectory.open(path).load("last")
     tensors["model.output.bias"] = torch.tensor([float("nan")])
-    Run.open(path).save("last", tensors, state)
+    RunDirectory.open(path).save("last", tensors, state)
     with pytest.raises(RunError, match="epoch 2, step 1 of 4"):
         train_into(path, tiny, SMALL, resume=True)
     assert (path / "best.safetensors").read_bytes() == best
@@ -253,7 +255,7 @@ def test_two_trainers_on_one_directory(tmp_path, tiny):
 
 def test_nothing_is_left_in_a_directory_that_is_something_elses(tmp_path, tiny):
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(InputError, match="something else than a run"):
+    with pytest.raises(InputError, match="thesis.tex.*no run"):
         train_into(tmp_path, tiny)
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -267,8 +269,8 @@ def test_fit_all_trains_on_everything_for_the_chosen_epochs(tmp_path, tiny):
         recommender.evaluate()
     assert Recommender.load(tmp_path, device="cpu", weights="best").evaluate().to_dict() == result.test
     assert not (tmp_path / "deploy-last.safetensors").exists()
-    users, items = tiny.everything()
-    trainer = Trainer(Run.open(tmp_path).new_model(), users, items, SMALL, torch.device("cpu"), "deploy")
+    users, items = tiny.interactions.everything()
+    trainer = Trainer(RunDirectory.open(tmp_path).new_model(), users, items, SMALL, torch.device("cpu"), "deploy")
     for number in range(1, result.best_epoch + 1):
         trainer.epoch(number)
     for key, value in weights_of(tmp_path, "deploy").items():
@@ -288,13 +290,14 @@ def test_streams_differ_by_epoch_rank_and_purpose():
 
 def test_a_user_with_every_item_does_not_hang_training(tmp_path, make_dataset):
     dataset = make_dataset([[0, 1, 2, 3, 4], [0, 1, 2], [3, 1, 2]], 5, validation_items=torch.tensor([-1, 1, 1]).int())
-    full = dataclasses.replace(
-        dataset,
+    interactions = dataclasses.replace(
+        dataset.interactions,
         train_users=torch.tensor([0, 0, 0, 0, 0, 1, 2], dtype=torch.int32),
         train_items=torch.tensor([0, 1, 2, 3, 4, 0, 3], dtype=torch.int32),
         test_items=torch.tensor([-1, 2, 2], dtype=torch.int32),
     )
-    with pytest.warns(UserWarning, match="fewer than 20 untouched|not below"):
+    full = dataclasses.replace(dataset, interactions=interactions)
+    with pytest.warns(UserWarning, match="fewer than 20 unseen|not below"):
         result, _ = train_into(tmp_path, full, dataclasses.replace(SMALL, topk=1))
     assert result.test["users"] == 2
 

@@ -1,1 +1,1 @@
-"""A log becomes a dataset."""
+"""A prepared dataset: interactions, raw ids, unseen items; in memory and on disk."""

@@ -7,10 +7,11 @@ from pathlib import Path
 import duckdb
 import numpy as np
 
-from ncf.data.engine import connect, explain, file_list, identifier, literal
+from ncf.data.duckdb_session import connect, explain, file_list, identifier, literal
 from ncf.errors import InputError, RunError
 from ncf.files import sync
 
+FIX = "prepare the dataset again, or train the run again"
 Connection = duckdb.DuckDBPyConnection | None  # to use for several files; None opens one, which takes 50 ms
 
 
@@ -62,9 +63,7 @@ def read_user_at(path: Path, rows: list[int], *, connection: Connection = None) 
         query = f'SELECT file_row_number, "user" FROM read_parquet({files}, file_row_number = true)'
         found = dict(con.execute(f"{query} WHERE file_row_number IN ({wanted})").fetchall())
     if set(rows) - set(found):
-        raise InputError(
-            f"{path} is damaged: it has fewer rows than were written; what it is part of must be made again"
-        )
+        raise InputError(f"{path} is damaged: it has fewer rows than were written; {FIX}")
     return [found[row] for row in rows]
 
 
@@ -75,19 +74,6 @@ def count_rows(path: Path, *, connection: Connection = None) -> int:
             f"SELECT sum(num_rows)::BIGINT FROM parquet_file_metadata({file_list((Path(path),))})"
         ).fetchone()
     return int(row[0]) if row else 0
-
-
-def copy_parquet(query: str, path: Path, metadata: Mapping[str, str], *, connection: Connection = None) -> None:
-    """Write what `query` finds, row by row and in its order, without holding it in memory, and sync it to the disk.
-
-    Raises RunError where it cannot be written.
-    """
-    try:
-        with _given_or_new(connection) as con:
-            con.execute(f"COPY ({query}) TO {literal(path)} ({_write_options(metadata)})")
-        sync(path)
-    except (duckdb.Error, OSError) as error:
-        raise RunError(f"cannot write {path}: {explain(error)}") from error
 
 
 def _write_options(metadata: Mapping[str, str]) -> str:
@@ -109,10 +95,10 @@ def _given_or_new(connection: Connection) -> AbstractContextManager[duckdb.DuckD
 @contextmanager
 def _damage(path: Path) -> Iterator[None]:
     if not Path(path).is_file():
-        raise InputError(f"{path} is missing: what it is part of must be made again")
+        raise InputError(f"{path} is missing: {FIX}")
     try:
         yield
     except duckdb.OutOfMemoryException as error:
         raise RunError(f"out of memory while reading {path}: {explain(error)}") from error
     except duckdb.Error as error:
-        raise InputError(f"{path} is damaged: {explain(error)}; what it is part of must be made again") from error
+        raise InputError(f"{path} is damaged: {explain(error)}; {FIX}") from error

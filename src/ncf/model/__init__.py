@@ -1,1 +1,1 @@
-"""A batch becomes scores."""
+"""NeuMF in plain autograd: the reference."""

@@ -9,7 +9,6 @@ Shapes: B users, C candidates each, U users, I items, F factors, H the width of 
 import hashlib
 import itertools
 import math
-import platform
 from collections.abc import Sequence
 from typing import cast
 
@@ -19,6 +18,7 @@ from torch.nn import functional
 
 from ncf.errors import InputError
 from ncf.model.dropout import drop
+from ncf.model.products import product
 
 ROWS_DRAWN = 4_096  # rows of a table that share a random stream, so that a table can be drawn from any row on
 
@@ -35,8 +35,11 @@ class NeuMF(nn.Module):
     The first hidden layer is factored: W [u; i] = Wu u + Wi i, so Wi i is computed once for an item and Wu u once
     for a user, however often they meet. It is exact, and over half of the network's arithmetic goes.
 
-    Raises InputError for a width that cannot be built.
+    Of several processes each has the rows of its own users, from `user_offset` on, and all of the rest. Raises
+    InputError for a width that cannot be built.
     """
+
+    BY_USER = frozenset({"user_embedding"})  # parameters with a row per user; every other one is on all processes
 
     def __init__(
         self,
@@ -47,24 +50,24 @@ class NeuMF(nn.Module):
         layers: Sequence[int] = (256, 256, 128, 64),
         dropout: float = 0.5,
         seed: int = 0,
-        first_user: int = 0,
+        user_offset: int = 0,
     ) -> None:
         super().__init__()
         check_widths(factors, layers)
         self.n_users, self.n_items = n_users, n_items
         self.factors, self.layers, self.dropout = factors, tuple(layers), dropout
-        width = factors + (layers[0] // 2 if layers else 0)
+        width = factors + (layers[0] // 2 if layers else 0)  # D
         self.user_embedding = nn.Parameter(torch.empty(n_users, width))
         self.item_embedding = nn.Parameter(torch.empty(n_items, width))
         hidden = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(layers))
         self.mlp = cast(Sequence[nn.Linear], hidden)  # a ModuleList does not tell what it holds
         self.output = nn.Linear(factors + (layers[-1] if layers else 0), 1)
-        self.reset_parameters(seed, first_user)
+        self.reset_parameters(seed, user_offset)
 
     @torch.no_grad()
-    def reset_parameters(self, seed: int, first_user: int = 0) -> None:
+    def reset_parameters(self, seed: int, user_offset: int = 0) -> None:
         """Draw the initial weights."""
-        draw_table(self.user_embedding, seed, "user", first_user)
+        draw_table(self.user_embedding, seed, "user", user_offset)
         draw_table(self.item_embedding, seed, "item", 0)
         generator = torch.Generator().manual_seed(seed)
         for layer in self.mlp:
@@ -74,17 +77,29 @@ class NeuMF(nn.Module):
         self.output.weight.uniform_(-bound, bound, generator=generator)
         nn.init.zeros_(self.output.bias)
 
+    def gmf_part(self, x: Tensor) -> Tensor:
+        """GMF's part [..., F] of a table [.., D], of projected rows [..., F + H] or of the output weights."""
+        return x[..., : self.factors]
+
+    def mlp_part(self, x: Tensor) -> Tensor:
+        """The MLP's part of the same."""
+        return x[..., self.factors :]
+
+    def user_half(self, weight: Tensor) -> Tensor:
+        """Wu [H, D - F] of the first hidden layer's `weight` or its gradient."""
+        return weight[:, : self.layers[0] // 2]
+
+    def item_half(self, weight: Tensor) -> Tensor:
+        """Wi [H, D - F] of the same."""
+        return weight[:, self.layers[0] // 2 :]
+
     def user_rows(self, users: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """What `logits` needs of `users` [B]: [B, F + H], GMF's factors times the output weights, then Wu u + b."""
-        return self.project_users(functional.embedding(users, self.user_embedding), dtype)
-
-    def project_users(self, rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """`user_rows` of user embeddings [..., D] that are already at hand."""
-        parts: list[Tensor] = [rows[..., : self.factors] * self.output.weight[0, : self.factors]]
+        rows = functional.embedding(users, self.user_embedding)
+        parts: list[Tensor] = [self.gmf_part(rows) * self.gmf_part(self.output.weight[0])]
         if self.layers:
-            half = self.layers[0] // 2
-            weight = self.mlp[0].weight[:, :half]
-            parts.append(product(rows[..., self.factors :], weight, self.mlp[0].bias, dtype))
+            weight = self.user_half(self.mlp[0].weight)
+            parts.append(product(self.mlp_part(rows), weight, self.mlp[0].bias, dtype))
         return torch.cat(parts, -1)
 
     def item_rows(self, items: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -104,9 +119,8 @@ class NeuMF(nn.Module):
         """`item_rows` of item embeddings [..., D] that are already at hand."""
         if not self.layers:
             return rows
-        weight = self.mlp[0].weight[:, self.layers[0] // 2 :]
-        projection = product(rows[..., self.factors :], weight, None, dtype)
-        return torch.cat([rows[..., : self.factors], projection], -1)
+        projection = product(self.mlp_part(rows), self.item_half(self.mlp[0].weight), None, dtype)
+        return torch.cat([self.gmf_part(rows), projection], -1)
 
     def logits(
         self,
@@ -121,15 +135,14 @@ class NeuMF(nn.Module):
         """
         score: Tensor = self.output.bias
         if self.factors:
-            user, item = user_rows[:, : self.factors], item_rows[..., : self.factors]
+            user, item = self.gmf_part(user_rows), self.gmf_part(item_rows)
             score = score + (user @ item.T if item.dim() == 2 else _dot(item, user.unsqueeze(1)))
         if self.layers:
-            hidden = user_rows[:, None, self.factors :] + item_rows[..., self.factors :]
+            hidden = self.mlp_part(user_rows).unsqueeze(1) + self.mlp_part(item_rows)
             hidden = self._activate(hidden.to(dtype), generator)
             for layer in self.mlp[1:]:
                 hidden = self._activate(product(hidden, layer.weight, layer.bias, dtype), generator)
-            weight = self.output.weight[:, self.factors :]
-            score = score + _dot(hidden.to(score.dtype), weight)  # 16 bits would make ties
+            score = score + _dot(hidden.to(score.dtype), self.mlp_part(self.output.weight))  # 16 bits would make ties
         return score
 
     def forward(
@@ -172,40 +185,6 @@ def _dot(x: Tensor, y: Tensor) -> Tensor:
     if y.dim() == 3:
         return torch.bmm(x, y.transpose(1, 2)).squeeze(2)
     return functional.linear(x, y).squeeze(-1)
-
-
-def product(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """x W^T + b with the operands in `dtype`, summed in fp32; `x` [..., A], `weight` [Z, A] give [..., Z] in `dtype`.
-
-    A CPU without 16-bit products would take some fifty times longer for bf16 than for fp32; there the operands are
-    rounded to bf16 and multiplied in fp32, which gives the same figures.
-    """
-    x, weight = x.to(dtype), weight.to(dtype)
-    bias = None if bias is None else bias.to(dtype)
-    if dtype == torch.bfloat16 and x.device.type == "cpu" and not has_fast_bf16():
-        wide = None if bias is None else bias.float()
-        return functional.linear(x.float(), weight.float(), wide).to(dtype)
-    return functional.linear(x, weight, bias)
-
-
-def product_into(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """x @ weight + b into `out` [R, Z], on a CPU; `x` [R, A], `weight` [A, Z] and `bias` [Z] are of its dtype."""
-    if out.dtype == torch.bfloat16 and not has_fast_bf16():
-        out.copy_(product(x, weight.T, bias, out.dtype))
-    elif bias is None:
-        torch.mm(x, weight, out=out)
-    else:
-        torch.addmm(bias, x, weight, out=out)
-
-
-def has_fast_bf16() -> bool:
-    """Whether this CPU multiplies bf16 in hardware (AVX-512 BF16, AMX, or Arm's BF16).
-
-    oneDNN's own answer is also yes where it only emulates, so on x86 the instructions decide.
-    """
-    if platform.machine().lower() in ("x86_64", "amd64"):
-        return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
-    return hasattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported") and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def check_widths(factors: int, layers: Sequence[int]) -> None:

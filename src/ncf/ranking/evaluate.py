@@ -1,4 +1,4 @@
-"""Score an exam's candidates, rank the held-out items, aggregate: HR@k, NDCG@k, MRR."""
+"""Score an evaluation set's candidates, rank the held-out items, aggregate: HR@k, NDCG@k, MRR."""
 
 import warnings
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ncf.distributed import ALONE, Ranks
 from ncf.errors import NcfWarning, RunError
-from ncf.ranking.exam import Exam
+from ncf.parallel.group import SINGLE, ProcessGroup
+from ncf.ranking.eval_set import EvalSet
 from ncf.ranking.metrics import Metrics, histogram, metrics_of, ranks_of
-from ncf.ranking.scoring import Scorer
+from ncf.ranking.scorer import Scorer
 
-CELLS = 16_777_216  # scores held at a time when the whole catalogue is ranked: 64 MiB in fp32
+MAX_SCORES = 16_777_216  # scores held at a time when the whole catalogue is ranked: 64 MiB in fp32
 TIES_WARNED = 0.01
 
 
@@ -25,7 +25,7 @@ class Evaluation(Metrics):
     protocol: str
     negatives: int | str
     ties: float  # share of users whose held-out item ties with another candidate (ties count against it)
-    skipped: int  # users who were not evaluated, as they have touched every item
+    skipped: int  # users who were not evaluated, as they have seen every item
 
     def to_dict(self) -> dict[str, int | float | str]:
         """What `ncf evaluate --json` prints."""
@@ -44,38 +44,43 @@ class Evaluation(Metrics):
 
 def evaluate(
     scorer: Scorer,
-    exam: Exam,
+    eval_set: EvalSet,
     *,
     k: int,
     users_per_batch: int = 5000,
     progress: bool = False,
-    ranks: Ranks = ALONE,
+    group: ProcessGroup = SINGLE,
 ) -> Evaluation:
-    """Rank every user's held-out item among the exam's candidates.
+    """Rank every user's held-out item among its candidates.
 
     Ties count against the held-out item. Of several processes each evaluates its own users, and the histograms of
     positions are summed.
     Raises RunError where a score is not finite.
     """
-    if exam.negatives is None:
-        users_per_batch = min(users_per_batch, max(1, CELLS // exam.untouched.n_items))
-    counts = torch.zeros(exam.candidates + 1, dtype=torch.int64, device=exam.users.device)
-    odd = torch.zeros(2, dtype=torch.int64, device=exam.users.device)  # users with a tie, and with a broken score
-    starts = range(0, len(exam.users), users_per_batch)
+    if eval_set.negatives is None:
+        users_per_batch = min(users_per_batch, max(1, MAX_SCORES // eval_set.unseen.n_items))
+    counts = torch.zeros(eval_set.candidates + 1, dtype=torch.int64, device=eval_set.users.device)
+    odd = torch.zeros(2, dtype=torch.int64, device=eval_set.users.device)  # users with a tie, and with a broken score
+    starts = range(0, len(eval_set.users), users_per_batch)
     for at in tqdm(starts, desc="evaluate", unit="batch", leave=False, disable=not progress):
         part = slice(at, at + users_per_batch)
-        rank, tie, finite = _rank(scorer, exam, part)
-        counts += histogram(rank, exam.candidates)
+        rank, tie, finite = _rank(scorer, eval_set, part)
+        counts += histogram(rank, eval_set.candidates)
         odd += torch.stack([tie.sum(), (~finite).sum()])
-    found = ranks.sum_(torch.cat([counts, odd]))
+    found = group.all_reduce_(torch.cat([counts, odd]))
     counts, (tied, broken) = found[:-2], found[-2:].tolist()
     if broken:
-        raise RunError(f"scores of {broken} of {exam.evaluated} users are not finite: try a lower learning rate")
+        raise RunError(f"scores of {broken} of {eval_set.evaluated} users are not finite: try a lower learning rate")
     metrics = metrics_of(counts, k)
-    negatives = "all" if exam.negatives is None else exam.negatives.shape[1]
-    ties = tied / exam.evaluated
+    negatives = "all" if eval_set.negatives is None else eval_set.negatives.shape[1]
+    ties = tied / eval_set.evaluated
     return Evaluation(
-        **vars(metrics), split=exam.split, protocol=exam.protocol, negatives=negatives, ties=ties, skipped=exam.skipped
+        **vars(metrics),
+        split=eval_set.split,
+        protocol=eval_set.protocol,
+        negatives=negatives,
+        ties=ties,
+        skipped=eval_set.skipped,
     )
 
 
@@ -89,11 +94,11 @@ def protocol_line(found: Evaluation, *, select_on: str, epoch: int) -> str:
     )
 
 
-def warn_if_odd(evaluation: Evaluation, exam: Exam) -> None:
+def warn_if_odd(evaluation: Evaluation, eval_set: EvalSet) -> None:
     """Warn of a cutoff that every candidate meets, and of many ties."""
-    if evaluation.k >= exam.candidates:
+    if evaluation.k >= eval_set.candidates:
         warnings.warn(
-            f"k = {evaluation.k} is not below the {exam.candidates} candidates, so every held-out item is a hit: "
+            f"k = {evaluation.k} is not below the {eval_set.candidates} candidates, so every held-out item is a hit: "
             "choose a smaller -k or more negatives",
             NcfWarning,
             stacklevel=2,
@@ -106,17 +111,18 @@ def warn_if_odd(evaluation: Evaluation, exam: Exam) -> None:
         )
 
 
-def _rank(scorer: Scorer, exam: Exam, part: slice) -> tuple[Tensor, Tensor, Tensor]:
+def _rank(scorer: Scorer, eval_set: EvalSet, part: slice) -> tuple[Tensor, Tensor, Tensor]:
     """Rank, whether tied, and whether all scores are finite, of the users of a batch: [B] each."""
-    users, positives = exam.users[part], exam.positives[part].unsqueeze(1)
-    if exam.negatives is None:
-        others = scorer.score_all(users)
+    users, positives = eval_set.users[part], eval_set.positives[part].unsqueeze(1)
+    rows = scorer.user_rows(users)
+    if eval_set.negatives is None:
+        others = scorer.score_all(rows)
         positive = others.gather(1, positives).squeeze(1)
         counted = torch.ones_like(others, dtype=torch.bool)
-        counted[exam.untouched.touched(users)] = False
+        counted[eval_set.unseen.seen(users)] = False
     else:
-        negatives = exam.negatives[part].long()
-        scores = scorer.score(users, torch.cat([positives, negatives.clamp(min=0)], 1))
+        negatives = eval_set.negatives[part].long()
+        scores = scorer.score(rows, torch.cat([positives, negatives.clamp(min=0)], 1))
         positive, others = scores[:, 0], scores[:, 1:]
         counted = negatives >= 0
     tie = ((others == positive.unsqueeze(1)) & counted).any(1)

@@ -1,20 +1,22 @@
 """An epoch's batches: interactions in a new order, with new negatives, on the device that trains."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from ncf.config import TrainConfig
-from ncf.data.negatives import Untouched, draw_unchecked
+from ncf.data.unseen import UnseenItems, draw_unchecked
 from ncf.errors import InputError
+from ncf.model.batch import Batch
 
 LARGEST_BATCH = 1_048_576  # the recipe's
 STEPS_PER_EPOCH = 100
 
 
-def batch_size_of(config: TrainConfig, n_train: int, ranks: int = 1) -> int:
+def batch_size_of(config: TrainConfig, n_train: int, processes: int = 1) -> int:
     """Samples in a step, positives and negatives together: as asked, or about 100 steps an epoch.
 
     The default is never below one interaction per process.
@@ -23,7 +25,7 @@ def batch_size_of(config: TrainConfig, n_train: int, ranks: int = 1) -> int:
     """
     each = 1 + config.negative_samples
     if config.batch_size is None:
-        return max(ranks, min(LARGEST_BATCH // each, math.ceil(n_train / STEPS_PER_EPOCH))) * each
+        return max(processes, min(LARGEST_BATCH // each, math.ceil(n_train / STEPS_PER_EPOCH))) * each
     if config.batch_size < each:
         raise InputError(
             f"--batch-size must hold one interaction and its {config.negative_samples} negatives, so at least {each}: "
@@ -33,10 +35,10 @@ def batch_size_of(config: TrainConfig, n_train: int, ranks: int = 1) -> int:
 
 
 def steps_of(counts: Sequence[int], rows: int) -> int:
-    """The fewest steps in which ranks with `counts` interactions visit each once, with at most `rows` in a step.
+    """The fewest steps in which processes with `counts` interactions visit each once, with at most `rows` in a step.
 
-    In each step a rank takes ceil(count / steps) of its own until none is left. Raises InputError where not even one
-    interaction of each rank fits a step.
+    In each step a process takes ceil(count / steps) of its own until none is left. Raises InputError where not even one
+    interaction of each process fits a step.
     """
     busy = sum(count > 0 for count in counts)
     if busy > rows:
@@ -44,19 +46,15 @@ def steps_of(counts: Sequence[int], rows: int) -> int:
             f"--batch-size must hold one interaction of each of {busy} processes, with its negatives: it holds {rows}"
         )
     low, high = max(1, math.ceil(sum(counts) / rows)), max(1, *counts)
-    while low < high:
-        middle = (low + high) // 2
-        if sum(math.ceil(count / middle) for count in counts) <= rows:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    return low + bisect_left(
+        range(low, high), True, key=lambda steps: sum(math.ceil(count / steps) for count in counts) <= rows
+    )
 
 
 class Batches:
     """Draws an epoch's batches from training pairs `users` and `items` [N] (ascending users), on their device.
 
-    `counts` are the interactions of every rank where these are one rank's; all then make the same number of steps.
+    `counts` are the interactions of every process where there are several; all then make the same number of steps.
     """
 
     def __init__(
@@ -72,11 +70,11 @@ class Batches:
     ) -> None:
         self.users, self.items, self.n_items = users, items, n_items
         self.negative_samples, self.neg_trick = config.negative_samples, config.neg_trick
-        self.untouched = Untouched(users, items, n_users, n_items)
-        # whether some user has no untouched item to draw
-        self.saturated = not self.neg_trick and bool((self.untouched.counts == 0).any())
+        self.unseen = UnseenItems(users, items, n_users, n_items)
+        # whether some user has no unseen item to draw
+        self.saturated = not self.neg_trick and bool((self.unseen.counts == 0).any())
         counts = [len(users)] if counts is None else counts
-        self.samples = batch_size_of(config, sum(counts), len(counts))  # the most in a step, over all ranks
+        self.samples = batch_size_of(config, sum(counts), len(counts))  # the most in a step, over all processes
         self.steps = steps_of(counts, self.samples // (1 + config.negative_samples))
         self.rows = math.ceil(len(users) / self.steps)  # the most in a step
         self.pad = pad  # a compiled step wants one shape: the last batch is filled with rows of weight 0
@@ -86,13 +84,11 @@ class Batches:
     def __len__(self) -> int:
         return self.steps
 
-    def epoch(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor | None, int | Tensor]]:
-        """The epoch's batches: users [B], candidates [B, 1 + n], weights or None, and the number of samples.
+    def epoch(self, generator: torch.Generator) -> Iterator[Batch]:
+        """The epoch's batches, C = 1 + n; every interaction comes once.
 
-        Every interaction comes once, in column 0. A batch may be empty, where other ranks still have some.
-        Rows of a batch are sorted by user, which makes the draw and the gathers faster and changes no sum. Weights
-        [B, 1 + n] are 0 where a user has no untouched item; how many samples there are then depends on the draw, so
-        the number is a tensor [] on the device, which the host need not wait for.
+        A batch may be empty, where other processes still have some. Its rows are sorted by user, which makes the draw
+        and the gathers faster and changes no sum. Weights are 0 where a user has no unseen item.
         """
         order = torch.randperm(len(self.users), generator=generator, device=self.users.device)
         for step in range(self.steps):
@@ -105,11 +101,11 @@ class Batches:
     def _negatives(self, users: Tensor, generator: torch.Generator) -> Tensor:
         if self.neg_trick:
             return draw_unchecked(self.n_items, users, self.negative_samples, generator)
-        return self.untouched.draw(users, self.negative_samples, generator)
+        return self.unseen.draw(users, self.negative_samples, generator)
 
-    def _weigh(self, users: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor, Tensor | None, int | Tensor]:
+    def _weigh(self, users: Tensor, candidates: Tensor) -> Batch:
         if not self.weighted:
-            return users, candidates, None, candidates.numel()
+            return Batch(users, candidates, None, candidates.numel())
         there = candidates >= 0
         count: int | Tensor = there.sum() if self.saturated else candidates.numel()
         weights = there.float()
@@ -118,4 +114,4 @@ class Batches:
             users = torch.cat([users, users[-1:].expand(missing)])
             candidates = torch.cat([candidates, candidates[-1:].expand(missing, -1)])
             weights = torch.cat([weights, weights.new_zeros(missing, weights.shape[1])])
-        return users, candidates.clamp(min=0), weights, count
+        return Batch(users, candidates.clamp(min=0), weights, count)

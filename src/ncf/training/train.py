@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +16,22 @@ from torch import Tensor
 
 from ncf.config import RunConfig, TrainConfig
 from ncf.data.dataset import Dataset
-from ncf.device import check_fits, pick_device
-from ncf.distributed import ALONE, Ranks
+from ncf.data.shard import AnyDataset, Shard
+from ncf.device import check_fits, configured, pick_device
 from ncf.errors import InputError, RunError
 from ncf.files import locked
-from ncf.model.checkpoint import BEST, DEPLOY, DEPLOY_LAST, LAST, LOCK, METRICS, Run, options_of
 from ncf.model.neumf import check_widths
-from ncf.model.start import make_directory, run_directory, start_run
-from ncf.ranking.evaluate import Evaluation, evaluate, protocol_line, warn_if_odd
-from ncf.ranking.exam import Exam, make_exam
-from ncf.ranking.scoring import NeuralScorer, PopularityScorer
-from ncf.report import (
-    EpochRecord,
-    MetricsLog,
-    TensorBoard,
-    best_of,
-    closing_block,
-    epoch_line,
-    import_summary_writer,
-    test_line,
-)
-from ncf.training.step import check_compile, check_precision
+from ncf.parallel.group import SINGLE, ProcessGroup
+from ncf.ranking.eval_set import EvalSet, make_eval_set
+from ncf.ranking.evaluate import evaluate, protocol_line, warn_if_odd
+from ncf.ranking.scorer import NeuralScorer, PopularityScorer, Scorer
+from ncf.report import TensorBoard, closing_block, epoch_line, import_summary_writer, test_line
+from ncf.runs.metrics_log import EpochRecord, MetricsLog, best_of
+from ncf.runs.run import BEST, DEPLOY, DEPLOY_LAST, LAST, LOCK, METRICS, RunDirectory, options_of
+from ncf.runs.start import make_directory, run_directory, start_run
+from ncf.training.autograd import check_compile
+from ncf.training.step import check_precision
 from ncf.training.trainer import Trainer, needed_bytes
-
-Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -51,19 +44,24 @@ class TrainResult:
     test: dict[str, Any] | None  # as `ncf evaluate --json`; None where no user has a test item
 
 
+def resolve_config(run: RunConfig, dataset_name: str, **explicit: Any) -> TrainConfig:
+    """The explicit options over the defaults or, where a run is resumed, over the run's own."""
+    resumed = options_of(run_directory(run, dataset_name)) if run.resume else None
+    return (resumed or TrainConfig()).replaced(**explicit)
+
+
 def train(
-    dataset: Dataset,
+    dataset: AnyDataset,
     config: TrainConfig | None = None,
     run: RunConfig | None = None,
     *,
     progress: bool = False,
-    log: Log = lambda _: None,
-    ranks: Ranks = ALONE,
+    log: Callable[[str], None] = lambda _: None,
+    group: ProcessGroup = SINGLE,
 ) -> TrainResult:
     """Train on `dataset` into the run's directory; `log` gets the lines for standard output.
 
-    Of several ranks each brings its own part of the dataset (`ncf.data.part.load_dataset`); the first writes the
-    run's files and its `log` gets the lines.
+    Of several processes each brings its own shard (`ncf.data.shard.load_dataset`); rank 0 writes files and lines.
 
     Without a `config` its defaults serve or, with `resume`, the run's own options. The epoch is chosen on the
     validation split (or as `select_on` says), and the test split is looked at once, at the end. SIGKILL at any moment
@@ -72,24 +70,26 @@ def train(
     Raises InputError for options that cannot work with this dataset, device or directory; RunError for a run that
     fails (a loss that is not finite, a full disk), which leaves the best epoch so far untouched.
     """
-    if not isinstance(dataset, Dataset):
+    if not isinstance(dataset, (Dataset, Shard)):
         raise InputError(f"train takes a Dataset: make one with ncf.prepare(log): got {type(dataset).__name__}")
     run = run or RunConfig()
     path = run_directory(run, dataset.name)
-    config = config or (run.resume and options_of(path)) or TrainConfig()
-    device = pick_device(run.device, ranks)
-    _check(config, run, dataset, device, ranks)  # before anything is written
-    exam = None if config.select_on == "last" else make_exam(dataset, config.select_on, config.valid_negative, ranks)
-    if ranks.first:
-        make_directory(path, run)
-    with locked(path / LOCK, "another `ncf train`") if ranks.first else nullcontext():
-        stored = start_run(path, config, dataset, resume=run.resume, overwrite=run.overwrite, ranks=ranks)
-        return _Session(stored, config, run, device, exam, progress and ranks.first, log).go()
+    config = config or resolve_config(run, dataset.name)
+    device = pick_device(run.device, group)
+    with configured(device, group):
+        _check(config, run, dataset, device, group)  # before anything is written
+        split = config.select_on
+        eval_set = None if split == "last" else make_eval_set(dataset, split, config.valid_negative, group)
+        if group.is_main:
+            make_directory(path, run)
+        with locked(path / LOCK, "another `ncf train`") if group.is_main else nullcontext():
+            stored = start_run(path, config, dataset, resume=run.resume, overwrite=run.overwrite, group=group)
+            return _Session(stored, config, run, device, eval_set, progress and group.is_main, log).go()
 
 
-def _check(config: TrainConfig, run: RunConfig, dataset: Dataset, device: torch.device, ranks: Ranks) -> None:
+def _check(config: TrainConfig, run: RunConfig, dataset: AnyDataset, device: torch.device, group: ProcessGroup) -> None:
     """Raise InputError for options that cannot work together, or not with this dataset or device."""
-    ranks.check_same({"set of options": [asdict(config), asdict(run)], "dataset": dataset.fingerprint})
+    group.check_same({"set of options": [asdict(config), asdict(run)], "dataset": dataset.fingerprint})
     if run.resume and run.overwrite:
         raise InputError("--resume and --overwrite exclude each other: go on with the run, or start anew")
     if config.eval_after >= config.epochs:
@@ -101,10 +101,10 @@ def _check(config: TrainConfig, run: RunConfig, dataset: Dataset, device: torch.
     check_widths(config.factors, config.layers)
     check_precision(config.precision, device)
     check_compile(config, device)
-    sizes = dataset.n_users, dataset.n_items, dataset.n_train
-    needed = max(ranks.every(needed_bytes(*sizes, config, device, ranks.world)))
-    together = ranks.local_world if device.type == "cpu" else 1  # that share the device's memory
-    check_fits(device, needed * together, f"training on {dataset.whole_train} interactions")
+    mine = dataset.interactions
+    needed = max(group.all_gather(needed_bytes(mine.n_users, mine.n_items, mine.n_train, config, device, group.world)))
+    together = group.local_world if device.type == "cpu" else 1  # that share the device's memory
+    check_fits(device, needed * together, f"training on {dataset.n_train} interactions")
 
 
 class _Session:
@@ -112,23 +112,26 @@ class _Session:
 
     def __init__(
         self,
-        stored: Run,
+        stored: RunDirectory,
         config: TrainConfig,
         run: RunConfig,
         device: torch.device,
-        exam: Exam | None,
+        eval_set: EvalSet | None,
         progress: bool,
-        log: Log,
+        log: Callable[[str], None],
     ) -> None:
-        self.stored, self.dataset, self.config, self.run = stored, stored.dataset, config, run
-        self.ranks = stored.ranks
+        self.stored, self.config, self.run = stored, config, run
+        self.dataset, self.group = stored.dataset, stored.group
         self.device, self.progress, self.log = device, progress, log
-        self.exam = exam and exam.to(device)
-        self.metrics = MetricsLog(stored.path / METRICS, config.topk, stored.fingerprint)
+        self.eval_set = eval_set and eval_set.to(device)
+        self.evaluate = partial(
+            evaluate, k=config.topk, users_per_batch=config.valid_users_per_batch, progress=progress, group=stored.group
+        )
+        self.metrics = MetricsLog(stored.path / METRICS, config.topk)
 
     def go(self) -> TrainResult:
         """Train what is left to train, and close."""
-        trainer = self._trainer(self.dataset.train_users, self.dataset.train_items, "train")
+        trainer = self._trainer(self.dataset.interactions.train_users, self.dataset.interactions.train_items, "train")
         history = self._resume(trainer)
         if not self._over(history):
             self.stored.forget_result()
@@ -143,22 +146,22 @@ class _Session:
         return self._close(history, best)
 
     def _trainer(self, users: Tensor, items: Tensor, purpose: str) -> Trainer:
-        return Trainer(self.stored.new_model(), users, items, self.config, self.device, purpose, self.ranks)
+        return Trainer(self.stored.new_model(), users, items, self.config, self.device, purpose, self.group)
 
     def _resume(self, trainer: Trainer) -> list[EpochRecord]:
         if not self.stored.has(LAST):
-            return self._history(0, None)
+            return self._history(0)
         tensors, state = self.stored.load(LAST)
-        history = self._history(state["epoch"], state["metrics"])
+        history = self._history(state["epoch"])
         trainer.load_state(tensors, state)
         best = best_of(history, self.config.select_on)
         if best and best.epoch == state["epoch"] != self.stored.epoch_of(BEST):  # stopped between last and best
             self._keep_best(trainer, best)
         return history
 
-    def _history(self, epochs: int, digest: str | None) -> list[EpochRecord]:
+    def _history(self, epochs: int) -> list[EpochRecord]:
         """The first epochs' records, rank 0's on all: what is decided from them is decided alike."""
-        lines = self.ranks.from_first(lambda: [asdict(one) for one in self.metrics.cut_back(epochs, digest)])
+        lines = self.group.broadcast(lambda: [asdict(one) for one in self.metrics.cut_back(epochs)])
         return [EpochRecord(**line) for line in lines]
 
     def _over(self, history: list[EpochRecord]) -> bool:
@@ -173,7 +176,7 @@ class _Session:
         return bool(self.config.patience) and len(history) - best.epoch >= self.config.patience
 
     def _train(self, trainer: Trainer, history: list[EpochRecord]) -> None:
-        shown = self.run.tensorboard and self.ranks.first
+        shown = self.run.tensorboard and self.group.is_main
         board = TensorBoard(self.stored.path, len(history) + 1, self.config.topk) if shown else None
         with closing(board) if board else nullcontext():
             try:
@@ -192,18 +195,20 @@ class _Session:
         loss = trainer.epoch(number, of=self.config.epochs, progress=self.progress)
         seconds = time.perf_counter() - start
         record = EpochRecord(number, loss, seconds, trainer.samples / seconds)
-        if self.exam is not None and number > self.config.eval_after:
+        if self.eval_set is not None and number > self.config.eval_after:
             start = time.perf_counter()
-            found = self._evaluate(NeuralScorer(trainer.model), self.exam, f"epoch {number}: ")
+            try:
+                found = self.evaluate(NeuralScorer(trainer.model), self.eval_set)
+            except RunError as error:
+                raise RunError(f"epoch {number}: {error}") from None
             eval_time = time.perf_counter() - start
             record = EpochRecord(number, loss, seconds, record.samples_per_s, eval_time, found.hr, found.ndcg)
             if not any(one.hr is not None for one in history):
-                warn_if_odd(found, self.exam)
+                warn_if_odd(found, self.eval_set)
         tensors, values = trainer.state()
-        if self.ranks.first:
+        if self.group.is_main:
             self.metrics.append(record)
-            values |= {"epoch": number, "metrics": self.metrics.digest()}
-        self.stored.save(LAST, tensors, values)
+        self.stored.save(LAST, tensors, values | {"epoch": number})
         history.append(record)
         new_best = best_of(history, self.config.select_on) is record
         if new_best:
@@ -217,25 +222,11 @@ class _Session:
         state = {"epoch": record.epoch, "hr": record.hr, "ndcg": record.ndcg, "select_on": self.config.select_on}
         self.stored.save(BEST, trainer.model.state_dict(), state)
 
-    def _evaluate(self, scorer: NeuralScorer | PopularityScorer, exam: Exam, where: str = "") -> Evaluation:
-        batch = self.config.valid_users_per_batch
-        try:
-            return evaluate(
-                scorer,
-                exam,
-                k=self.config.topk,
-                users_per_batch=batch,
-                progress=self.progress,
-                ranks=self.ranks,
-            )
-        except RunError as error:
-            raise type(error)(f"{where}{error}") from None  # a lost rank stays one
-
     def _deploy(self, epochs: int) -> None:
         """Train the model to deploy: as many epochs as were chosen, on every interaction, held-out ones too."""
         if self.stored.epoch_of(DEPLOY) == epochs:
             return
-        users, items = self.dataset.everything()
+        users, items = self.dataset.interactions.everything()
         trainer = self._trainer(users, items, "deploy")
         done = 0
         if self.stored.has(DEPLOY_LAST):
@@ -249,7 +240,7 @@ class _Session:
             self.stored.save(DEPLOY_LAST, tensors, {"epoch": number, **values})
         self.stored.save(DEPLOY, trainer.model.state_dict(), {"epoch": epochs})
         self.stored.remove(DEPLOY_LAST)
-        total = self.ranks.sums(len(users))[0]
+        total = self.group.all_sum(len(users))[0]
         self.log(f"Deploy: trained on all {total} interactions for {epochs} epochs; `ncf recommend` uses this model")
 
     def _close(self, history: list[EpochRecord], best: EpochRecord) -> TrainResult:
@@ -257,32 +248,34 @@ class _Session:
         about = {"epochs": len(history), "target": self.config.target}
         result = self.stored.load_result(about)
         if result is None:
-            lines, test = self._judge(history, best)
+            popularity = PopularityScorer(self.dataset.interactions.train_items.to(self.device), self.dataset.n_items)
+            self.group.all_reduce_(popularity.counts)
+            lines, test = self._test(best, popularity)
+            lines = [*self._closing_block(history, popularity), *lines, f"Model: {self.stored.path}"]
             result = {**about, "best_epoch": best.epoch, "test": test, "lines": lines}
             self.stored.save_result(result)
         for line in result["lines"]:
             self.log(line)
         return TrainResult(self.stored.path, history, best.epoch, result["test"])
 
-    def _judge(self, history: list[EpochRecord], best: EpochRecord) -> tuple[list[str], dict[str, Any] | None]:
-        popularity = PopularityScorer(self.dataset.train_items.to(self.device), self.dataset.n_items)
-        self.ranks.sum_(popularity.counts)
-        baseline = self.exam and self._evaluate(popularity, self.exam)
-        lines = [
-            "",
-            *closing_block(
-                history,
-                select_on=self.config.select_on,
-                target=self.config.target,
-                eval_pairs=self.exam.pairs if self.exam else 0,
-                popularity=(baseline.hr, baseline.ndcg) if baseline else None,
-            ),
-            "",
-        ]
+    def _closing_block(self, history: list[EpochRecord], popularity: Scorer) -> list[str]:
+        baseline = self.eval_set and self.evaluate(popularity, self.eval_set)
+        block = closing_block(
+            history,
+            select_on=self.config.select_on,
+            target=self.config.target,
+            eval_pairs=self.eval_set.pairs if self.eval_set else 0,
+            popularity=(baseline.hr, baseline.ndcg) if baseline else None,
+        )
+        return ["", *block, ""]
+
+    def _test(self, best: EpochRecord, popularity: Scorer) -> tuple[list[str], dict[str, Any] | None]:
+        """The lines and the scores of the best epoch on the test split, which is looked at here alone."""
+        config = self.config
         try:
-            exam = make_exam(self.dataset, "test", self.config.valid_negative, self.ranks).to(self.device)
+            eval_set = make_eval_set(self.dataset, "test", config.valid_negative, self.group).to(self.device)
         except InputError as error:  # nothing to test on, which is no reason to lose what was trained
-            return [*lines, f"No test score: {error}", f"Model: {self.stored.path}"], None
+            return [f"No test score: {error}"], None
         model, state = self.stored.load_model(BEST)
         if state["epoch"] != best.epoch:
             raise InputError(
@@ -290,15 +283,13 @@ class _Session:
                 f"epoch {best.epoch} is the best; train the run again"
             )
         start = time.perf_counter()
-        found = self._evaluate(NeuralScorer(model.to(self.device)), exam)
+        found = self.evaluate(NeuralScorer(model.to(self.device)), eval_set)
         seconds = time.perf_counter() - start
-        warn_if_odd(found, exam)
-        baseline = self._evaluate(popularity, exam)
-        k = self.config.topk
-        lines += [
+        warn_if_odd(found, eval_set)
+        baseline, k = self.evaluate(popularity, eval_set), config.topk
+        lines = [
             test_line(seconds, k, found.hr, found.ndcg),
             f"Popularity on the same test: HR@{k} = {baseline.hr:.4f}, NDCG@{k} = {baseline.ndcg:.4f}",
-            protocol_line(found, select_on=self.config.select_on, epoch=best.epoch),
-            f"Model: {self.stored.path}",
+            protocol_line(found, select_on=config.select_on, epoch=best.epoch),
         ]
         return lines, found.to_dict()

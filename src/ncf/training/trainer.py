@@ -14,13 +14,14 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ncf.config import TrainConfig
-from ncf.distributed import ALONE, Ranks
+from ncf.cpu.forward import PAIRS
+from ncf.cpu.threads import thread_count
 from ncf.errors import RunError
 from ncf.model.neumf import NeuMF
+from ncf.parallel.group import SINGLE, ProcessGroup
+from ncf.training.autograd import wants_compile
 from ncf.training.batches import Batches, batch_size_of
-from ncf.training.cpu_worker import MICRO_BATCH
-from ncf.training.step import Step, wants_compile
-from ncf.workers import worker_count
+from ncf.training.step import Step
 
 
 def stream(seed: int, epoch: int, rank: int, purpose: str) -> int:
@@ -32,7 +33,7 @@ def stream(seed: int, epoch: int, rank: int, purpose: str) -> int:
 class Trainer:
     """Trains `model`, in place, on pairs `users` and `items` [N], ascending users, int32.
 
-    Of several ranks each has its own users' rows and pairs.
+    Of several processes each has its own users' rows and pairs.
     """
 
     def __init__(
@@ -43,10 +44,10 @@ class Trainer:
         config: TrainConfig,
         device: torch.device,
         purpose: str,
-        ranks: Ranks = ALONE,
+        group: ProcessGroup = SINGLE,
     ) -> None:
         self.model, self.config, self.device, self.purpose = model.to(device), config, device, purpose
-        self.ranks = ranks
+        self.group = group
         self.batches = Batches(
             users.to(device),
             items.to(device),
@@ -54,17 +55,17 @@ class Trainer:
             model.n_items,
             config,
             pad=wants_compile(config, device),
-            counts=ranks.every(len(users)),
+            counts=group.all_gather(len(users)),
         )
-        self.step = Step(self.model, config, ranks, self.batches.samples)
-        self.samples = 0  # of the last epoch, over all ranks: interactions and their negatives
+        self.step = Step(self.model, config, group, samples=self.batches.samples)
+        self.samples = 0  # of the last epoch, over all processes: interactions and their negatives
 
     def epoch(self, number: int, *, of: int | None = None, progress: bool = False) -> float:
         """Train epoch `number` (from 1, the bar says `of` how many); the mean loss of a sample.
 
         Raises RunError where a loss is not finite, naming the first bad step; the model is then beyond repair.
         """
-        seed = stream(self.config.seed, number, self.ranks.rank, self.purpose)
+        seed = stream(self.config.seed, number, self.group.rank, self.purpose)
         generator = torch.Generator(self.device).manual_seed(seed)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)  # torch's own dropout draws from the device's generator
@@ -79,11 +80,11 @@ class Trainer:
             leave=False,
             disable=not progress,
         )
-        for users, candidates, weights, count in bar:
-            losses.append(self.step(users, candidates, weights, count, generator))
-            samples = samples + count
+        for batch in bar:
+            losses.append(self.step(batch, generator))
+            samples = samples + batch.samples
         found = torch.stack([*losses, torch.as_tensor(samples, dtype=torch.float64, device=self.device)])
-        steps, total = torch.split(self.ranks.sum_(found), [len(losses), 1])  # the device is asked once, here
+        steps, total = torch.split(self.group.all_reduce_(found), [len(losses), 1])  # the device is asked once, here
         bad = torch.nonzero(~torch.isfinite(steps))
         if len(bad):
             raise RunError(
@@ -117,22 +118,22 @@ class Trainer:
 
 
 def needed_bytes(
-    n_users: int, n_items: int, n_train: int, config: TrainConfig, device: torch.device, ranks: int = 1
+    n_users: int, n_items: int, n_train: int, config: TrainConfig, device: torch.device, processes: int = 1
 ) -> int:
-    """About how much memory training takes, in bytes, of one of `ranks` processes with `n_users` and `n_train`.
+    """About how much memory training takes, in bytes, of one of `processes` with `n_users` and `n_train`.
 
     Parameters, their gradients and Adam's two moments; of several processes the buffer that their gradients are summed
-    in; the item table and its gradients, one a core; the pairs with the keys of the negatives' search; a batch and its
-    activations.
+    in; the item table and its gradients, one per core; the pairs with the keys of the negatives' search; a batch and
+    its activations.
     """
     concatenated = config.layers[0] if config.layers else 0
     width = config.factors + concatenated // 2
     tables = (n_users + n_items) * width
     network = sum(a * b for a, b in itertools.pairwise(config.layers))
-    summed = n_items * width + network if ranks > 1 else 0
+    summed = n_items * width + network if processes > 1 else 0
     by_hand = device.type == "cpu" and not wants_compile(config, device)
-    item_tables = n_items * (config.factors + (config.layers[1] if config.layers else 0)) * (1 + worker_count())
-    batch = math.ceil(batch_size_of(config, n_train * ranks) / ranks)
-    samples = min(batch, MICRO_BATCH * worker_count()) if by_hand else batch
+    item_tables = n_items * (config.factors + (config.layers[1] if config.layers else 0)) * (1 + thread_count())
+    batch = math.ceil(batch_size_of(config, n_train * processes) / processes)
+    samples = min(batch, PAIRS * thread_count()) if by_hand else batch
     activations = samples * (config.factors + sum(config.layers)) * 4 * (4 if config.precision == "fp32" else 2)
     return 16 * (tables + network) + 4 * (summed + item_tables) + 24 * n_train + 32 * batch + activations

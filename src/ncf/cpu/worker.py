@@ -1,0 +1,144 @@
+"""One thread's share of a training step: micro-batches forward and backward, gradients summed in its own memory.
+
+Shapes: b interactions with C candidates each, n = b * C samples, F factors, H the width of a hidden layer.
+"""
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from ncf.cpu import forward
+from ncf.cpu.forward import Forward, Weights
+from ncf.cpu.user_side import UserSide, grad_of
+from ncf.model.batch import Batch
+from ncf.model.dropout import RandomBytes, keep_of_256
+from ncf.model.losses import Loss
+from ncf.model.neumf import NeuMF
+from ncf.model.products import add_product, product_into
+
+MICRO_BATCHES_PER_CHUNK = 8  # the user side is computed for so many at a time
+threshold_backward = torch.ops.aten.threshold_backward.grad_input  # grad where x > bound, else 0; in place
+
+
+class _Dropout:
+    """Masks from random bytes, which are drawn for all hidden layers at once; `numbers` is memory that they may use."""
+
+    def __init__(self, keep: int, widths: list[int], numbers: list[Tensor]) -> None:
+        self.keep, self.numbers, rows = keep, numbers, len(numbers[0])
+        self.random = RandomBytes(rows * sum(widths))
+        pieces = torch.split(self.random.bytes, [rows * width for width in widths])
+        self.drawn = [piece.view(rows, -1) for piece in pieces]
+
+    def advance(self) -> None:
+        self.random.advance()
+
+    def apply(self, x: Tensor, layer: int) -> None:
+        """Keep an activation where its byte, one of -128 .. 127, is among the `keep` largest."""
+        number = self.numbers[layer][: len(x)].copy_(self.drawn[layer][: len(x)])
+        threshold_backward(x, number, 127 - self.keep, grad_input=x)
+
+
+class Worker:
+    """Micro-batches of one thread, one after another."""
+
+    def __init__(self, model: NeuMF, dtype: torch.dtype, loss: Loss, candidates: int) -> None:
+        self.model, self.loss, self.made_for = model, loss, (candidates, model.training)
+        self.rows = max(1, forward.PAIRS // candidates)  # interactions in a micro-batch
+        pairs, wide = self.rows * candidates, model.output.weight.dtype
+        self.forward = Forward(model, dtype, pairs)
+        self.users = UserSide(model, dtype, self.rows * MICRO_BATCHES_PER_CHUNK)
+        self.logits, self.logit_grads = torch.empty(2, self.rows, candidates, dtype=wide).unbind()
+        self.grads = [torch.empty_like(x) for x in self.forward.activations]
+        # The first layer's gradient is summed, so it is needed in the sums' precision.
+        self.first_grad = self.grads[0].to(wide) if self.grads else self.logits
+        keep = keep_of_256(model.dropout if model.training else 0.0)
+        self.scale = 256 / keep
+        widths = list(model.layers[1:])
+        self.dropout = _Dropout(keep, widths, self.grads) if keep < 256 and widths else None
+        # Sums over the batch. The items' are of a row per item: GMF's columns, and the projected first layer.
+        self.item_gmf_grad = torch.zeros_like(model.gmf_part(model.item_embedding))
+        self.item_mlp_grad = model.output.weight.new_zeros(model.n_items, widths[0] if widths else 0)
+        self.weight_grads = [torch.zeros_like(layer.weight) for layer in model.mlp[1:]]
+        self.bias_grads = [torch.zeros_like(layer.bias) for layer in model.mlp[1:]]
+        self.output_mlp_grad = torch.zeros_like(model.mlp_part(model.output.weight[0]))
+        self.output_bias_grad = torch.zeros_like(model.output.bias)
+        self.sums = [self.item_gmf_grad, self.item_mlp_grad, *self.weight_grads, *self.bias_grads]
+        self.sums += [self.output_mlp_grad, self.output_bias_grad]
+
+    def start(self, weights: Weights, seed: int) -> None:
+        """Begin a batch with the network as it is now; `seed` is for dropout."""
+        self.weights = weights
+        torch._foreach_zero_(self.sums)
+        self.users.start()
+        if self.dropout is not None:
+            self.dropout.random.seed(seed)
+
+    @torch.inference_mode()  # torch's least overhead per operation
+    def run(self, batch: Batch) -> Tensor:
+        """The loss sum [], float64, of this thread's rows of a batch; adds up their gradients."""
+        loss = torch.zeros((), dtype=torch.float64)
+        step = self.rows * MICRO_BATCHES_PER_CHUNK
+        for at in range(0, len(batch.users), step):
+            chunk = slice(at, at + step)
+            rows = self.users.forward(batch.users[chunk])
+            pieces = [
+                torch.split(x, self.rows) for x in (rows, self.users.row_grads[: len(rows)], batch.candidates[chunk])
+            ]
+            weights = itertools.repeat(None) if batch.weights is None else torch.split(batch.weights[chunk], self.rows)
+            for piece in zip(*pieces, weights, strict=False):
+                loss += self._micro_batch(*piece)
+            self.users.backward()
+        return loss
+
+    def finish(self) -> None:
+        """Add the gradients to the parameters', but for those of the items."""
+        self.users.finish()
+        for layer, weight_grad, bias_grad in zip(self.model.mlp[1:], self.weight_grads, self.bias_grads, strict=True):
+            grad_of(layer.weight).add_(weight_grad, alpha=self.scale)  # of scaled weights, so scaled once more
+            grad_of(layer.bias).add_(bias_grad)
+        self.model.mlp_part(grad_of(self.model.output.weight)[0]).add_(self.output_mlp_grad, alpha=self.scale)
+        grad_of(self.model.output.bias).add_(self.output_bias_grad)
+
+    def _micro_batch(self, rows: Tensor, row_grads: Tensor, candidates: Tensor, weights: Tensor | None) -> Tensor:
+        """Forward and backward; the loss sum. Fills `row_grads` [b, F + H1], adds to the other gradients."""
+        logits, logit_grads = self.logits[: len(rows)], self.logit_grads[: len(rows)]
+        self.forward.score(self.weights, rows, candidates, logits, self.dropout)
+        loss = self.loss.value_and_grad(logits, weights, logit_grads)
+        self.output_bias_grad += logit_grads.sum()
+        if self.model.factors:
+            self._gmf_backward(rows, row_grads, candidates.view(-1), logit_grads.unsqueeze(2))
+        if self.model.layers:
+            self._mlp_backward(row_grads, candidates.view(-1), logit_grads.view(-1))
+        return loss
+
+    def _gmf_backward(self, rows: Tensor, row_grads: Tensor, items: Tensor, logit_grads: Tensor) -> None:
+        scratch = self.forward.scratch[: len(items)]
+        scratches = scratch.view(len(rows), -1, self.model.factors)
+        gmf = self.forward.gmf[: len(items)].view_as(scratches)
+        torch.sum(torch.mul(gmf, logit_grads, out=scratches), 1, out=self.model.gmf_part(row_grads))
+        torch.mul(self.model.gmf_part(rows).unsqueeze(1), logit_grads, out=scratches)
+        self.item_gmf_grad.index_add_(0, items, scratch)
+
+    def _mlp_backward(self, row_grads: Tensor, items: Tensor, logit_grads: Tensor) -> None:
+        n = len(items)
+        activations, grads = ([x[:n] for x in both] for both in (self.forward.activations, self.grads))
+        output = self.weights.output_mlp
+        self.output_mlp_grad.addmv_(activations[-1].to(output.dtype).T, logit_grads)
+        torch.outer(logit_grads.to(self.weights.dtype), output.to(self.weights.dtype), out=grads[-1])
+        for layer in range(len(grads) - 1, 0, -1):
+            grad = _through_relu(grads[layer], activations[layer])
+            add_product(grad.T, activations[layer - 1], self.weight_grads[layer - 1])
+            self.bias_grads[layer - 1] += grad.sum(0, dtype=output.dtype)
+            product_into(grad, self.weights.hidden[layer - 1][0], None, grads[layer - 1])
+        first = _through_relu(grads[0], activations[0])
+        if first.dtype != self.first_grad.dtype:
+            first = self.first_grad[:n].copy_(first)
+        self.item_mlp_grad.index_add_(0, items, first)
+        torch.sum(first.view(len(row_grads), -1, first.shape[1]), 1, out=self.model.mlp_part(row_grads))
+
+
+def _through_relu(grad: Tensor, activation: Tensor) -> Tensor:
+    """The gradient before ReLU and dropout's mask, in place of that after them: both let through what is above 0."""
+    threshold_backward(grad, activation, 0, grad_input=grad)
+    return grad

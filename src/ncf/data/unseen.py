@@ -1,0 +1,123 @@
+"""Uniform draws among the items that a user has not seen, without rejection and without a users x items table.
+
+A user's unseen items are numbered 0 .. count-1 in order of item. Number r is the item r + c, where c counts the
+user's seen items that come before it; one binary search over all users at once finds c. See docs/algorithms.md.
+"""
+
+import copy
+
+import torch
+from torch import Tensor
+
+PAD = -1  # in an array of items: there is none
+CHUNK = 2**17  # evaluation negatives drawn at a time, so that what each is compared with stays in the cache
+
+
+class UnseenItems:
+    """The unseen items of every user, addressable by number.
+
+    `users` and `items` [N] are the seen pairs, in any order, repeats allowed. Memory: 8 bytes a seen pair.
+    """
+
+    def __init__(self, users: Tensor, items: Tensor, n_users: int, n_items: int) -> None:
+        self.n_items = n_items
+        pairs = torch.unique(users.long() * n_items + items)  # sorted: by user, then item
+        user = pairs // n_items
+        seen = torch.bincount(user, minlength=n_users)
+        self.start = seen.cumsum(0) - seen  # [U] where a user's pairs begin
+        self.counts = n_items - seen  # [U] unseen items of each user
+        place = torch.arange(len(pairs), device=pairs.device) - self.start[user]  # j, the pair's place in its user's
+        # Within a user, items[j] - j never falls, and user * (I + 1) keeps users apart: sorted as they stand.
+        self.keys = user * (n_items + 1) + (pairs - user * n_items) - place
+
+    def to(self, device: torch.device) -> "UnseenItems":
+        """The same structure on another device."""
+        other = copy.copy(self)
+        other.start, other.counts, other.keys = (x.to(device) for x in (self.start, self.counts, self.keys))
+        return other
+
+    def seen(self, users: Tensor) -> tuple[Tensor, Tensor]:
+        """Every seen item of `users` [B]: the place in `users` and the item, both [T] int64, by place then item."""
+        users = users.long()
+        length = self.n_items - self.counts[users]
+        row = torch.repeat_interleave(torch.arange(len(users), device=users.device), length)
+        place = torch.arange(len(row), device=users.device) - (length.cumsum(0) - length)[row]
+        user = users[row]
+        return row, self.keys[self.start[user] + place] - user * (self.n_items + 1) + place
+
+    def item_at(self, users: Tensor, numbers: Tensor) -> Tensor:
+        """The unseen item with the given number, of each user.
+
+        `users` [B] and `numbers` [B, n], with numbers in 0 .. counts[user] - 1, give items [B, n], int64. A number
+        below 0 stays as it is (there is no such item). Fastest when `users` is sorted.
+        """
+        row = users.long().unsqueeze(1)
+        before = torch.searchsorted(self.keys, row * (self.n_items + 1) + numbers, right=True) - self.start[row]
+        return torch.where(numbers < 0, numbers, numbers + before)
+
+    def draw(self, users: Tensor, n: int, generator: torch.Generator) -> Tensor:
+        """`n` independent uniform draws for each of `users` [B]: items [B, n], int64.
+
+        A user who has seen every item gets `PAD`.
+        The draw is an integer of 62 bits reduced to the range, so no item is favoured by more than 2**-37 for
+        catalogues of up to 2**25 items (a float32 could not even reach 10**8 items).
+        """
+        count = self.counts[users.long()].unsqueeze(1)
+        numbers = torch.randint(2**62, (len(users), n), generator=generator, device=self.keys.device)
+        numbers = torch.where(count > 0, numbers % count.clamp(min=1), PAD)
+        return self.item_at(users, numbers)
+
+
+def draw_unchecked(n_items: int, users: Tensor, n: int, generator: torch.Generator) -> Tensor:
+    """`n` uniform draws among all items for each of `users` [B]: some of them may be positives (`--neg-trick`)."""
+    return torch.randint(n_items, (len(users), n), generator=generator, device=users.device)
+
+
+def evaluation_negatives(unseen: UnseenItems, users: Tensor, n: int, seed: int, user_offset: int = 0) -> Tensor:
+    """`n` distinct unseen items for each of `users` [B]: items [B, n], int64, padded with `PAD`.
+
+    A user's items depend on `seed` and the user's index alone: not on the other users, the batch, the device or the
+    number of processes. `user_offset` is the index in the whole dataset of the user who is 0 here. Where a user has
+    fewer than `n` unseen items, all of them. Robert Floyd's algorithm (Bentley and Floyd, "Programming Pearls: a
+    sample of brilliance", CACM 1987), all users at once.
+    """
+    numbers = torch.empty(len(users), n, dtype=torch.int64, device=users.device)
+    counts = unseen.counts[users.long()]
+    step = max(1, CHUNK // n)
+    for at in range(0, len(users), step):
+        part = slice(at, at + step)
+        numbers[part] = _floyd(users[part] + user_offset, counts[part], n, seed)
+    return unseen.item_at(users, numbers)
+
+
+def _floyd(users: Tensor, counts: Tensor, n: int, seed: int) -> Tensor:
+    """`n` distinct numbers below `counts` [B] for each of `users` [B]: [B, n], all of them where they are too few."""
+    place = torch.arange(n, device=users.device)
+    last = (counts.unsqueeze(1) - n + place).clamp(min=0)  # Floyd's j: the numbers to choose from are 0 .. j
+    last, number = last.T.int().contiguous(), (_hash(seed, users, n) % (last + 1)).T.int().contiguous()  # [n, B]
+    for i in range(1, n):
+        taken = (number[:i] == number[i]).any(0)
+        number[i] = torch.where(taken, last[i], number[i])
+    every = torch.where(place < counts.unsqueeze(1), place, PAD)
+    return torch.where((counts > n).unsqueeze(1), number.T.long(), every)
+
+
+def _signed(number: int) -> int:
+    """The int64 with the low 64 bits of `number`."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finalizer of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) on int64, which wraps as uint64 does."""
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _signed(0x94D049BB133111EB)
+    return x ^ ((x >> 31) & ((1 << 33) - 1))
+
+
+def _hash(seed: int, users: Tensor, n: int) -> Tensor:
+    """Numbers from 0 to 2**63 - 1 for `users` [B]: [B, n], each from (seed, user, place) alone."""
+    step = 0x9E3779B97F4A7C15
+    start = _mix(torch.full_like(users, _signed(seed + step), dtype=torch.int64))
+    per_user = _mix(start + (users.long() + 1) * _signed(step))
+    places = torch.arange(1, n + 1, device=users.device) * _signed(step)
+    return _mix(per_user.unsqueeze(1) + places) & ((1 << 63) - 1)

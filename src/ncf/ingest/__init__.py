@@ -1,0 +1,1 @@
+"""A log becomes a dataset."""

@@ -1,0 +1,88 @@
+"""What the preparation did, for a person: what was read, what each rule dropped, what is left."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from ncf.data.dataset import Dataset
+from ncf.ingest.columns import EPOCH
+from ncf.ingest.text import describe
+
+SCALES = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3), (EPOCH, 1.0))  # a time above the first is in units of 1 s / the second
+
+
+def time_span(times: np.ndarray, kind: str) -> dict[str, Any]:
+    """The first and the last time, in ISO's form; plain numbers where they are no dates."""
+    first, last = times.min().item(), times.max().item()
+    if kind in ("iso",) or kind.startswith(("TIMESTAMP", "DATE")):
+        scale = 1e6
+    else:
+        scale = next((unit for least, unit in SCALES if last > least), 0)
+    return {"first_time": _iso(first, scale), "last_time": _iso(last, scale)}
+
+
+def _iso(time: float, scale: float) -> str | float:
+    if not scale:
+        return time
+    try:
+        return datetime.fromtimestamp(time / scale, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    except (OverflowError, OSError, ValueError):
+        return time
+
+
+def format_summary(dataset: Dataset) -> list[str]:
+    """The lines that `ncf prepare` prints about a dataset it made."""
+    facts = dataset.summary
+    lines = [("source", facts["source"]), *_form(facts), ("rows read", f"{facts['rows_read']:,}")]
+    lines += [(label, f"{facts[key]:,}{_rest(facts, key)}") for key, label in _drops(facts).items() if key in facts]
+    lines += [
+        ("users", f"{facts['users']:,}"),
+        ("items", f"{facts['items']:,}"),
+        ("interactions", f"{facts['interactions']:,} (density {facts['density']:.4%})"),
+    ]
+    if "first_time" in facts:
+        lines.append(("time", f"{facts['first_time']} to {facts['last_time']}"))
+    else:
+        lines.append(("time", "none: the order of the rows counts"))
+    lines.append(("split", _split(facts)))
+    if facts["titles"]:
+        lines.append(("titles", f"{facts['titled_items']:,} of {facts['items']:,} items, from {facts['titles']}"))
+    lines.append(("written to", facts["written_to"] or "nowhere (in memory)"))
+    return [f"{label + ':':<28} {text}" for label, text in lines]
+
+
+def _form(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    unused = " (not used)" if facts["rules"]["min_value"] is None else ""
+    columns = ", ".join(
+        f"{role} = {name}{unused if role == 'value' else ''}" for role, name in facts["columns"].items() if name
+    )
+    form = facts["format"]
+    if facts["delimiter"]:
+        header = "a header" if facts["header"] else "no header"
+        form += f", separated by {describe(facts['delimiter'])}, {header}"
+    return [("format", form), ("columns", columns)]
+
+
+def _drops(facts: dict[str, Any]) -> dict[str, str]:
+    rules = facts["rules"]
+    low = "off" if rules["min_value"] is None else f"{rules['min_value']:g}"
+    return {
+        "bad_rows": "bad rows skipped",
+        "rows_below_min_value": f"rows under --min-value {low}",
+        "repeated_pairs": "repeated pairs dropped",
+        "users_dropped": f"users under {rules['min_ratings']} items",
+        "items_dropped": "items left without a user",
+    }
+
+
+def _rest(facts: dict[str, Any], key: str) -> str:
+    return f" (with {facts['rows_of_dropped_users']:,} rows)" if key == "users_dropped" else ""
+
+
+def _split(facts: dict[str, Any]) -> str:
+    parts = f"{facts['train']:,} train, {facts['validation']:,} validation, {facts['test']:,} test"
+    without = (
+        f"{facts['users_without_validation']:,} users without validation, {facts['users_without_test']:,} without test"
+    )
+    return f"{parts} ({without})"

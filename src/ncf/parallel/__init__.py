@@ -1,0 +1,1 @@
+"""Several processes train one model."""

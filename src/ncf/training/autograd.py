@@ -1,0 +1,97 @@
+"""The gradients of a batch by autograd on the reference network: on a GPU, and wherever the step is compiled."""
+
+import shutil
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ncf.config import TrainConfig
+from ncf.errors import InputError, NcfWarning, RunError
+from ncf.model.batch import Batch
+from ncf.model.losses import Loss
+from ncf.model.neumf import NeuMF
+from ncf.parallel.group import first_line
+
+
+class AutogradGradients:
+    """Computes the gradient of the loss sum over `divisor`, times fp16's loss scale, into the parameters' `.grad`."""
+
+    def __init__(
+        self,
+        model: NeuMF,
+        loss: Loss,
+        dtype: torch.dtype,
+        config: TrainConfig,
+        scaler: torch.amp.GradScaler,
+        divisor: int = 1,
+    ) -> None:
+        self.model, self.loss, self.dtype, self.scaler, self.divisor = model, loss, dtype, scaler, divisor
+        self.device = model.output.weight.device
+        self.compiled, self.required = wants_compile(config, self.device), bool(config.compile)
+        self.tried = False  # whether a compiled step has been made
+        if self.compiled:  # torch's limit of 8 is for all steps of a process together, and past it compiles no more
+            torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+        self.forward: Any = torch.compile(self._loss_sum, dynamic=False) if self.compiled else self._loss_sum
+
+    def __call__(self, batch: Batch, generator: torch.Generator | None) -> Tensor:
+        """The loss sum []; its gradient replaces what the parameters' `.grad` held."""
+        if not len(batch.users):
+            for parameter in self.model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+            nothing = torch.zeros((), device=self.device)
+            self.scaler.scale(nothing)  # the scaler begins with the first loss that it sees
+            return nothing
+        if self.device.type != "cpu":
+            generator = None  # a GPU's dropout draws from the device's generator
+        if self.tried or not self.compiled:
+            return self._differentiate(batch, generator)
+        self.tried = True
+        try:
+            return self._differentiate(batch, generator)
+        except Exception as error:  # noqa: BLE001 - what a compiler lacks shows in many ways, and only now
+            self._do_without_compiling(error)
+        return self._differentiate(batch, generator)
+
+    def _loss_sum(
+        self, users: Tensor, candidates: Tensor, weights: Tensor | None, generator: torch.Generator | None
+    ) -> Tensor:
+        return self.loss.value(self.model(users, candidates, self.dtype, generator), weights)
+
+    def _differentiate(self, batch: Batch, generator: torch.Generator | None) -> Tensor:
+        self.model.zero_grad()
+        loss: Tensor = self.forward(batch.users, batch.candidates, batch.weights, generator)
+        torch.autograd.backward(self.scaler.scale(loss / self.divisor))
+        return loss.detach()
+
+    def _do_without_compiling(self, error: Exception) -> None:
+        """Go on without; raise RunError where compiling was asked for, and what has another reason as it is."""
+        if "out of memory" in str(error):
+            raise error
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        if self.required:
+            raise RunError(f"the step cannot be compiled ({reason}): leave --compile (--xla) out") from error
+        warnings.warn(f"the step cannot be compiled ({reason}), so it is slower", NcfWarning, stacklevel=2)
+        self.forward, self.compiled = self._loss_sum, False
+
+
+def wants_compile(config: TrainConfig, device: torch.device) -> bool:
+    """Whether to compile the step: as asked, else on a GPU where there is a C compiler."""
+    if config.compile is not None:
+        return config.compile
+    return device.type == "cuda" and _has_compiler()
+
+
+def check_compile(config: TrainConfig, device: torch.device) -> None:
+    """Raise InputError where compiling is asked for and cannot be; warn where a GPU goes without."""
+    if _has_compiler():
+        return
+    if config.compile:
+        raise InputError("--compile (--xla) needs a C compiler, and none of cc, gcc and clang was found: install one")
+    if config.compile is None and device.type == "cuda":
+        warnings.warn("no C compiler was found, so the step is not compiled and slower", NcfWarning, stacklevel=2)
+
+
+def _has_compiler() -> bool:
+    return any(shutil.which(name) for name in ("cc", "gcc", "clang"))
