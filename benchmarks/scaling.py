@@ -75,7 +75,7 @@ def training_pairs(arguments: argparse.Namespace) -> tuple[np.ndarray, np.ndarra
 
 def borders_of(users: np.ndarray, n_users: int, world: int) -> list[int]:
     """Where users are cut: 0, ..., U."""
-    return shard_borders(n_users, len(users), world, lambda rows: users[rows].tolist())
+    return shard_borders(users, n_users, world)
 
 
 def print_imbalance(users: np.ndarray, n_users: int) -> None:

@@ -6,8 +6,7 @@ import torch
 from tqdm import tqdm
 
 from ncf import benchmark as module
-from ncf.benchmark import benchmark, random_dataset, supported_precisions
-from ncf.benchmark_table import format_benchmark, merged
+from ncf.benchmark import benchmark, format_benchmark, random_dataset, supported_precisions
 from ncf.config import BenchmarkConfig, TrainConfig
 from ncf.errors import InputError
 from ncf.model.neumf import NeuMF
@@ -117,5 +116,3 @@ def test_the_table_has_a_row_per_precision_and_the_speed_up_over_fp32():
     assert ["fp32", "500", "1,000", "1.00", "4,000", "19,500"] in [row[:6] for row in rows]
     assert ["bf16", "500", "2,500", "2.50"] in [row[:4] for row in rows]
     assert ["bf16", "500", "2,500", "-"] in [line.split()[:4] for line in format_benchmark([bf16])]
-    assert merged([fp32]) == fp32
-    assert merged([fp32, bf16]) == fp32 | {"precisions": [fp32, bf16]}

@@ -43,6 +43,7 @@ TRAIN_SECONDS, LATENCY_SECONDS = 15.0, 5.0  # for all steps or requests, but for
 FEWEST_STEPS, GPU_STEPS = 3, 20  # besides an epoch's first, and how many a GPU makes between two clocks
 NEGATIVES = 99  # so each user has 100 candidates
 FEWEST_REQUESTS, MOST_REQUESTS, WARM_REQUESTS = 200, 2_000, 20  # of a single user
+COLUMNS = ("precision", "batch size", "train", "x fp32", "evaluate", "whole catalogue", "p50 ms", "p99 ms", "peak MB")
 
 
 def benchmark(
@@ -55,18 +56,15 @@ def benchmark(
 ) -> list[dict[str, Any]]:
     """Measure `config`'s network on a dataset, or on a random log of the sizes given; a result per precision.
 
-    `precisions` are by default every one that the device supports: fp32; bf16 on a GPU, or on a CPU that has its
-    products; fp16 on a GPU. A result holds
+    `precisions` are by default every one that the device supports. A result holds
 
     - `train_samples_per_s`: positives and negatives of whole steps, shuffling and drawing included;
-    - `evaluate_items_per_s`: user-item pairs scored and ranked, 100 candidates per user;
-    - `full_ranking_pairs_per_s`: the same against the whole catalogue, for as many users as fit the time;
-    - `latency_ms`: `p50` and `p99` of one user's `topk` best unseen items, on one thread of the CPU whatever the
-      device, in `latency_precision` (fp32 for fp16);
+    - `evaluate_items_per_s`, `full_ranking_pairs_per_s`: pairs scored and ranked, 100 candidates or all per user;
+    - `latency_ms`: `p50` and `p99` of one user's `topk` best unseen items on one CPU thread, whatever the device;
     - `peak_memory_mb` in 10**6 bytes: the process's so far, or on a GPU that of this precision;
-    - `interactions`, those an epoch visits, the other sizes, `evaluate_batch_size` in pairs, and what it ran on.
+    - the sizes (`evaluate_batch_size` in pairs), options, device and versions.
 
-    Raises InputError for options that cannot work together or with this device, and for a log that cannot be.
+    Raises InputError for options that cannot work together or with this device, and for impossible sizes.
     """
     where = pick_device(device)
     precisions = precisions or supported_precisions(where)
@@ -85,10 +83,7 @@ def supported_precisions(device: torch.device) -> list[str]:
 
 
 def random_dataset(sizes: BenchmarkConfig) -> Dataset:
-    """A log without structure: as many interactions for every user (or one more), uniform items, repeats possible.
-
-    Each user has a test item besides.
-    """
+    """A log without structure: uniform items, repeats possible, and a test item for every user."""
     generator = torch.Generator().manual_seed(0)
     none = torch.full((sizes.users,), PAD, dtype=torch.int32)
     item = torch.randint(sizes.items, (sizes.interactions + sizes.users,), generator=generator, dtype=torch.int32)
@@ -232,3 +227,36 @@ def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
+
+
+def format_benchmark(results: Sequence[dict[str, Any]]) -> list[str]:
+    """The results of `benchmark`, on one log and device, as lines: a row per precision."""
+    about = results[0]
+    fp32 = next((one["train_samples_per_s"] for one in results if one["precision"] == "fp32"), None)
+    rows = [COLUMNS, *(_row(one, fp32) for one in results)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    layers = " ".join(map(str, about["layers"])) or "none"
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    return [
+        f"{about['device']}; {about['threads']} threads; {versions}",
+        f"{about['users']:,} users, {about['items']:,} items, {about['interactions']:,} interactions",
+        f"factors {about['factors']}, layers {layers}, {about['negative_samples']} negatives per interaction",
+        "",
+        *("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows),
+        "",
+        "train: samples/s of whole steps, shuffling and negatives included. evaluate: user-item pairs/s with 100",
+        f"candidates per user. whole catalogue: pairs/s. p50, p99: one user's top {about['topk']} on one CPU thread.",
+    ]
+
+
+def _row(one: dict[str, Any], fp32: float | None) -> tuple[str, ...]:
+    return (
+        one["precision"],
+        f"{one['batch_size']:,}",
+        f"{one['train_samples_per_s']:,.0f}",
+        "-" if fp32 is None else f"{one['train_samples_per_s'] / fp32:.2f}",
+        f"{one['evaluate_items_per_s']:,.0f}",
+        f"{one['full_ranking_pairs_per_s']:,.0f}",
+        *(f"{one['latency_ms'][key]:.2f}" for key in ("p50", "p99")),
+        f"{one['peak_memory_mb']:,.0f}",
+    )

@@ -1,12 +1,5 @@
 """The command line: the only module that parses, prints errors and exits.
 
-    ncf prepare SOURCE -o DIR        a log becomes a dataset
-    ncf train --data DIR             a dataset becomes a model
-    ncf evaluate --checkpoint-dir RUN
-    ncf recommend --checkpoint-dir RUN --user ID
-    ncf benchmark                    how fast this machine does all that
-    ncf doctor                       versions and devices
-
 Data goes to stdout; warnings, notes and progress bars to stderr. Exit status: 0, 2 for input and usage, 1 for a run
 that failed, 130 for Ctrl-C.
 """
@@ -158,14 +151,9 @@ def _train(arguments: argparse.Namespace) -> None:
     config, run = build_config(TrainConfig, arguments), build_config(RunConfig, arguments)
     explicit = explicit_options(TrainConfig, arguments)
     if arguments.mode == "test":
-        _print_evaluation(
-            arguments.env,
-            run_directory(run, read_manifest(Path(arguments.data))["name"]),
-            data=arguments.data,
-            device=run.device,
-            precision=config.precision,
-            protocol={name: value for name, value in explicit.items() if name in PROTOCOL},
-        )
+        arguments.checkpoint_dir = run_directory(run, read_manifest(Path(arguments.data))["name"])
+        arguments.split, arguments.json = "test", False
+        _evaluate(arguments)
         return
     if arguments.env.restarts:  # torchrun has started the processes anew, after one failed
         run = run.replaced(resume=True, overwrite=False)
@@ -184,53 +172,28 @@ def _join(env: ProcessEnv, device: str) -> AbstractContextManager["ProcessGroup"
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
-    options = explicit_options(TrainConfig, arguments)
-    _print_evaluation(
-        arguments.env,
-        arguments.checkpoint_dir,
-        data=arguments.data,
-        device=build_config(RunConfig, arguments).device,
-        precision=options.pop("precision", "fp32"),
-        protocol=options,
-        split=arguments.split,
-        as_json=arguments.json,
-    )
-
-
-def _print_evaluation(
-    env: ProcessEnv,
-    checkpoint_dir: str | Path,
-    *,
-    data: str | None,
-    device: str,
-    precision: str,
-    protocol: dict[str, Any],
-    split: str = "test",
-    as_json: bool = False,
-) -> None:
     from ncf.data.storage import read_manifest  # noqa: PLC0415
     from ncf.recommender import Recommender  # noqa: PLC0415
     from ncf.report import test_line  # noqa: PLC0415
     from ncf.runs.run import BEST, DATASET  # noqa: PLC0415
 
-    if data and Path(checkpoint_dir, DATASET).exists():
-        trained_on = read_manifest(Path(checkpoint_dir, DATASET))["fingerprint"]
+    config, device = build_config(TrainConfig, arguments), build_config(RunConfig, arguments).device
+    protocol = {name: value for name, value in explicit_options(TrainConfig, arguments).items() if name in PROTOCOL}
+    path, data = Path(arguments.checkpoint_dir), arguments.data
+    if data and (path / DATASET).exists():
+        trained_on = read_manifest(path / DATASET)["fingerprint"]
         if read_manifest(Path(data))["fingerprint"] != trained_on:
-            raise InputError(
-                f"the run in {checkpoint_dir} was trained on another dataset than {data}: leave --data out"
-            )
-    with _join(env, device) as group:
-        recommender = Recommender._load(checkpoint_dir, device, BEST, group)
+            raise InputError(f"{path} was trained on another dataset than {data}: leave --data out")
+    with _join(arguments.env, device) as group:
+        recommender = Recommender._load(path, device, BEST, group)
         start = time.perf_counter()
-        found = recommender.evaluate(split, precision=precision, progress=sys.stderr.isatty(), **protocol)
+        found = recommender.evaluate(
+            arguments.split, precision=config.precision, progress=sys.stderr.isatty(), **protocol
+        )
         seconds = time.perf_counter() - start
-    if env.rank:
-        return
-    if as_json:
-        say(json.dumps(found.to_dict()))
-        return
-    say(test_line(seconds, found.k, found.hr, found.ndcg))
-    say(recommender.describe(found))
+    if arguments.env.rank == 0:
+        lines = test_line(seconds, found.k, found.hr, found.ndcg), recommender.describe(found)
+        say(json.dumps(found.to_dict()) if arguments.json else "\n".join(lines))
 
 
 def _recommend(arguments: argparse.Namespace) -> None:
@@ -262,8 +225,7 @@ def _users(arguments: argparse.Namespace) -> list[str]:
 
 
 def _benchmark(arguments: argparse.Namespace) -> None:
-    from ncf.benchmark import benchmark  # noqa: PLC0415
-    from ncf.benchmark_table import format_benchmark, merged  # noqa: PLC0415
+    from ncf.benchmark import benchmark, format_benchmark  # noqa: PLC0415
     from ncf.data.dataset import Dataset  # noqa: PLC0415
 
     config, sizes = build_config(TrainConfig, arguments), build_config(BenchmarkConfig, arguments)
@@ -276,7 +238,8 @@ def _benchmark(arguments: argparse.Namespace) -> None:
         device=build_config(RunConfig, arguments).device,
         progress=sys.stderr.isatty(),
     )
-    say(json.dumps(merged(results)) if arguments.json else "\n".join(format_benchmark(results)))
+    found = results[0] if len(results) == 1 else {**results[0], "precisions": results}
+    say(json.dumps(found) if arguments.json else "\n".join(format_benchmark(results)))
 
 
 def _doctor(arguments: argparse.Namespace) -> None:

@@ -48,8 +48,7 @@ def pick_device(name: str, group: ProcessGroup = SINGLE) -> torch.device:
 def configure_cpu(group: ProcessGroup = SINGLE) -> None:
     """Let torch use one thread per physical core of this process's share, and flush denormal numbers to zero.
 
-    OMP_NUM_THREADS wins where it is set. Adam is some 16 times slower on denormals, and rows that no step names get
-    there in some 67 steps.
+    OMP_NUM_THREADS wins. Adam is some 16 times slower on denormals, which rows that no step names reach in 67 steps.
     """
     torch.set_flush_denormal(True)
     if "OMP_NUM_THREADS" not in os.environ:

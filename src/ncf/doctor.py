@@ -12,7 +12,7 @@ from ncf import __version__
 from ncf.device import memory_of, physical_cores
 from ncf.model.products import has_fast_bf16
 
-LIBRARIES = ("torch", "numpy", "duckdb", "safetensors", "tqdm")
+LIBRARIES = ("torch", "numpy", "duckdb", "safetensors", "filelock", "tqdm")
 EXTRAS = ("tensorboard",)
 
 
@@ -27,7 +27,8 @@ def examine() -> dict[str, Any]:
     found["memory"] = f"{memory_of(torch.device('cpu')) / 2**30:.1f} GiB"
     found["CPU instructions"] = torch.backends.cpu.get_cpu_capability()
     found["CPU bf16 products"] = "in hardware" if has_fast_bf16() else "no: --precision bf16 rounds, at fp32's speed"
-    found["CPU AMX"] = _amx()
+    amx = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    found["CPU AMX"] = "yes" if amx is not None and amx() else "no"
     found["C compiler (for --compile)"] = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), "none")
     found["CUDA devices"] = torch.cuda.device_count()
     for index in range(torch.cuda.device_count()):
@@ -43,8 +44,3 @@ def _version(name: str) -> str | None:
         return version(name)
     except (ImportError, PackageNotFoundError):
         return None
-
-
-def _amx() -> str:
-    supported = getattr(torch.cpu, "_is_amx_tile_supported", None)
-    return "yes" if supported is not None and supported() else "no"

@@ -94,19 +94,13 @@ def _at(path: Path, temporary: Path, error: OSError | RunError) -> RunError:
 def check_output(path: Path, *, overwrite: bool, marker: str, kind: str, known: frozenset[str]) -> None:
     """Refuse an output directory that holds something, before any work is done for it.
 
-    A directory that is `kind` (its `marker` file says so) and holds nothing but `known` file names may be replaced
-    with `overwrite`; an empty directory may always be filled. Raises InputError for anything else.
+    Raises InputError for all but an empty directory and, with `overwrite`, one of this `kind` (as its `marker` file
+    says) that holds nothing but `known` file names.
     """
-    for parent in path.parents:
-        if parent.exists():
-            if not parent.is_dir():
-                raise InputError(f"cannot write {path}: {parent} is a file, not a directory")
-            break
-    if not path.exists():
-        return
-    if not path.is_dir():
-        raise InputError(f"cannot write {path}: there is a file of that name; choose another output")
-    names = {entry.name for entry in path.iterdir()}
+    existing = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not existing.is_dir():
+        raise InputError(f"cannot write {path}: {existing} is a file, not a directory; choose another output")
+    names = {entry.name for entry in path.iterdir()} if existing == path else set()
     if not names:
         return
     if not is_marked(path / marker, kind):

@@ -21,6 +21,7 @@ MEASURED = {
     **dict.fromkeys(("factors", "layers", "dropout", "batch_size", "negative_samples", "compile", "topk")),
     "precision": "fp32, bf16 or fp16 (default: every one that the device supports, one after the other)",
 }
+OTHER_NAMES = "the recipe's other names"
 EPILOG = """
 Documentation: README.md and docs/ in the source tree.
 Exit status: 0; 2 for input and usage; 1 for a run that failed; 130 for Ctrl-C."""
@@ -36,13 +37,7 @@ class Parser(argparse.ArgumentParser):
         epilog = settings.pop("epilog", "") + EPILOG
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(**settings, epilog=epilog, formatter_class=formatter, allow_abbrev=False)
-        self._groups: dict[str, argparse._ArgumentGroup] = {}
-
-    def group(self, name: str) -> argparse._ArgumentGroup:
-        """The group of flags of that name in `--help`; those of GROUPS come in that order."""
-        if not self._groups:
-            self._groups = {title: self.add_argument_group(title) for title in GROUPS}
-        return self._groups.setdefault(name, self._groups.get(name) or self.add_argument_group(name))
+        self.groups = {title: self.add_argument_group(title) for title in (*GROUPS, OTHER_NAMES)}
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse has to say as InputError."""
@@ -50,10 +45,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_options(parser: Parser, config: type[Options], texts: Mapping[str, str | None] | None = None) -> None:
-    """Add a flag for every field of `config`, or for those in `texts`, which may replace the help text.
-
-    A flag that is not given leaves no trace.
-    """
+    """Add a flag for every field of `config`, or for those in `texts`, which may replace the help text."""
     for item in fields(config):
         if texts is None or item.name in texts:
             _add_flag(parser, item, texts[item.name] if texts else None)
@@ -68,7 +60,7 @@ def add_prepare(parser: Parser) -> None:
         help="a file (CSV or any delimiter, gzip, Parquet, JSON lines), a glob, a MovieLens zip or directory, or a "
         "name: ml-100k, ml-latest-small, ml-1m, ml-10m, ml-20m, ml-25m, ml-32m, synthetic",
     )
-    data = parser.group("data and run")
+    data = parser.groups["data and run"]
     data.add_argument("-o", "--output", metavar="DIR", help="where to write the dataset (default: data/<name>)")
     data.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
     add_options(parser, PrepareConfig)
@@ -77,12 +69,12 @@ def add_prepare(parser: Parser) -> None:
 
 def add_train(parser: Parser) -> None:
     """Add the flags of `ncf train`."""
-    data = parser.group("data and run")
+    data = parser.groups["data and run"]
     data.add_argument("--data", metavar="DIR", help="the dataset that `ncf prepare` wrote (required)")
     data.add_argument("--mode", choices=("train", "test"), default="train", help="`test` is `ncf evaluate`")
     for config in (TrainConfig, RunConfig, LaunchConfig):
         add_options(parser, config)
-    other = parser.group("the recipe's other names")
+    other = parser.groups[OTHER_NAMES]
     suppress: dict[str, Any] = {"default": argparse.SUPPRESS}
     other.add_argument("--no-neg-trick", dest="neg_trick", action="store_false", help="the default", **suppress)
     half: dict[str, Any] = {"dest": "precision", "action": "store_const", "const": "fp16", "help": "--precision fp16"}
@@ -94,7 +86,7 @@ def add_train(parser: Parser) -> None:
 def add_evaluate(parser: Parser) -> None:
     """Add the flags of `ncf evaluate`."""
     _add_run(parser)
-    data = parser.group("data and run")
+    data = parser.groups["data and run"]
     data.add_argument("--data", metavar="DIR", help="check that the run was trained on this dataset")
     data.add_argument("--split", choices=("test", "validation"), default="test", help="(default: test)")
     data.add_argument("--json", action="store_true", help="print one JSON object")
@@ -106,7 +98,7 @@ def add_evaluate(parser: Parser) -> None:
 def add_recommend(parser: Parser) -> None:
     """Add the flags of `ncf recommend`."""
     _add_run(parser)
-    data = parser.group("data and run")
+    data = parser.groups["data and run"]
     users = data.add_mutually_exclusive_group()
     users.add_argument("--user", action="append", metavar="ID", help="a user, by the log's id; may be repeated")
     users.add_argument("--users-file", metavar="FILE", help="a file with one user id per line")
@@ -121,7 +113,7 @@ def add_recommend(parser: Parser) -> None:
 
 def add_benchmark(parser: Parser) -> None:
     """Add the flags of `ncf benchmark`."""
-    data = parser.group("data and run")
+    data = parser.groups["data and run"]
     data.add_argument("--data", metavar="DIR", help="measure on a dataset instead of a random log")
     data.add_argument("--json", action="store_true", help="print one JSON object")
     add_options(parser, BenchmarkConfig)
@@ -150,7 +142,7 @@ def explicit_options(config: type[Options], arguments: argparse.Namespace) -> di
 
 
 def _add_run(parser: Parser) -> None:
-    parser.group("data and run").add_argument("--checkpoint-dir", metavar="RUN", help="the run's directory (required)")
+    parser.groups["data and run"].add_argument("--checkpoint-dir", metavar="RUN", help="the run's directory (required)")
     parser.set_defaults(needed=[("checkpoint_dir",)])
 
 
@@ -160,10 +152,10 @@ def _add_flag(parser: Parser, item: Field[Any], text: str | None) -> None:
     if bool in scalar_types(item):
         settings["action"] = "store_true" if item.default is False else argparse.BooleanOptionalAction
     elif typing.get_origin(item.type) is tuple:
-        settings |= {"nargs": "+", "action": _Many, "metavar": "N", "item": item}
+        settings |= {"nargs": "+", "type": _converter(item), "metavar": "N"}
     else:
         settings |= {"type": _converter(item), "metavar": _metavar(item)}
-    parser.group(item.metadata["group"]).add_argument(*flags, **settings)
+    parser.groups[item.metadata["group"]].add_argument(*flags, **settings)
 
 
 def _help(item: Field[Any]) -> str:
@@ -188,9 +180,11 @@ def _metavar(item: Field[Any]) -> str:
 
 def _converter(item: Field[Any]) -> Callable[[str], Any]:
     """Text of the command line to the option's type; the option class checks the range."""
-    kinds = scalar_types(item)
+    kinds, several = scalar_types(item), typing.get_origin(item.type) is tuple
 
     def convert(text: str) -> Any:
+        if several and text == "none":
+            return text
         for kind in (int, float):
             if kind in kinds:
                 try:
@@ -204,18 +198,3 @@ def _converter(item: Field[Any]) -> Callable[[str], Any]:
         raise argparse.ArgumentTypeError(f"must be {kind_name}{f', {allowed}' if allowed else ''}: got {text!r}")
 
     return convert
-
-
-class _Many(argparse.Action):
-    """Several values to a tuple; the word `none` to the empty one."""
-
-    def __init__(self, *args: Any, item: Field[Any], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.convert = _converter(item)
-
-    def __call__(self, _parser: Any, namespace: argparse.Namespace, values: Any, _flag: str | None = None) -> None:
-        try:
-            converted = () if values == ["none"] else tuple(map(self.convert, values))
-        except argparse.ArgumentTypeError as error:
-            raise argparse.ArgumentError(self, str(error)) from None
-        setattr(namespace, self.dest, converted)

@@ -80,6 +80,7 @@ class Options:
             several = typing.get_origin(item.type) is tuple
             if several:
                 values = value if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
+                values = () if tuple(values) == ("none",) else values
                 value = tuple(_plain(item, one) for one in values)
             else:
                 value = _plain(item, value)

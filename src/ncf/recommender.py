@@ -24,6 +24,7 @@ from ncf.data.unseen import UnseenItems
 from ncf.device import configured, pick_device
 from ncf.errors import InputError, NcfWarning
 from ncf.files import locked, replace_directory
+from ncf.ingest.prepare import prepare
 from ncf.lists import Row, make_table
 from ncf.model.neumf import NeuMF
 from ncf.model.products import DTYPES
@@ -43,8 +44,8 @@ USERS_AT_A_TIME = 256  # at most: no more scores at a time than evaluation holds
 class Recommender:
     """A trained network with the dataset it learned from.
 
-    Options are those of `TrainConfig`, as keyword arguments or as one `config`. Raises InputError for an unknown
-    option or a value out of its range.
+    Options are those of `TrainConfig`, as keyword arguments or as one `config`. Raises InputError for one that is
+    unknown or out of its range.
     """
 
     result: TrainResult | None = None
@@ -58,6 +59,7 @@ class Recommender:
         self.weights = BEST
         self._group = SINGLE
         self._state: dict[str, Any] = {}
+        self._scorers: dict[str, NeuralScorer] = {}
         self._model: NeuMF | None = None
         self._dataset: AnyDataset | None = None
 
@@ -80,8 +82,6 @@ class Recommender:
         `ncf.prepare` and `ncf.train` raise.
         """
         if not isinstance(data, Dataset):
-            from ncf.ingest.prepare import prepare  # noqa: PLC0415 - a trained model can do without
-
             data = prepare(data, progress=progress, **options)
         elif options:
             raise InputError(f"a Dataset is prepared already: {', '.join(options)} can no longer be applied")
@@ -144,7 +144,7 @@ class Recommender:
             raise InputError("the model to deploy was trained on the held-out items too: load the `best` weights")
         given = {"topk": topk, "valid_negative": valid_negative, "valid_users_per_batch": valid_users_per_batch}
         config = self.config.replaced(**{name: value for name, value in given.items() if value is not None})
-        dataset, group = self._trained_on(), self._group
+        dataset, group = self._trained()[1], self._group
         if group.connected:
             options = [config.to_dict(), precision, split]
             group.check_same({"set of options": options, "dataset": dataset.fingerprint})
@@ -197,8 +197,8 @@ class Recommender:
         lists = self._lists(known, k, filter_seen, precision)
         if as_table:
             return make_table(row for index, one in zip(known, lists, strict=True) for row in self._rows(index, *one))
-        nothing = np.empty(0, np.int64), np.empty(0, np.float32)
-        all_lists = [nothing if index is None else next(lists) for index in found]
+        none = np.empty(0, np.int64), np.empty(0, np.float32)
+        all_lists = [none if index is None else next(lists) for index in found]
         return [self.dataset.item_ids[items] for items, _ in all_lists], [scores for _, scores in all_lists]
 
     def recommend_rows(
@@ -231,21 +231,19 @@ class Recommender:
     @property
     def dataset(self) -> Dataset:
         """The dataset that the network learned from."""
-        dataset = self._trained_on()
+        dataset = self._trained()[1]
         assert isinstance(dataset, Dataset)  # noqa: S101 -- a shard serves evaluation alone
         return dataset
 
     @property
     def model(self) -> NeuMF:
         """The network."""
-        if self._model is None:
-            raise InputError("this Recommender is not trained yet: call fit or load first")
-        return self._model
+        return self._trained()[0]
 
-    def _trained_on(self) -> AnyDataset:
-        if self._dataset is None:
+    def _trained(self) -> tuple[NeuMF, AnyDataset]:
+        if self._model is None or self._dataset is None:
             raise InputError("this Recommender is not trained yet: call fit or load first")
-        return self._dataset
+        return self._model, self._dataset
 
     def _take(self, run: RunDirectory, device: str, weights: str | None) -> None:
         if weights not in (None, BEST, DEPLOY):
@@ -254,8 +252,8 @@ class Recommender:
         self.weights = weights or (DEPLOY if run.has(DEPLOY) else BEST)
         model, self._state = run.load_model(self.weights)
         self._model, self._dataset = model.to(self.device).eval(), run.dataset
-        for cached in ("_seen", "_scorers"):
-            self.__dict__.pop(cached, None)
+        self._scorers = {}
+        self.__dict__.pop("_seen", None)
 
     def _scorer(self, precision: str) -> NeuralScorer:
         """The scorer of a precision, which projects the catalogue once."""
@@ -290,12 +288,8 @@ class Recommender:
             yield Row(raw, item, title, score, rank)
 
     @cached_property
-    def _scorers(self) -> dict[str, NeuralScorer]:
-        return {}
-
-    @cached_property
     def _seen(self) -> UnseenItems:
-        mine = self._trained_on().interactions
+        mine = self._trained()[1].interactions
         return UnseenItems(*mine.seen_pairs(), mine.n_users, mine.n_items).to(self.device)
 
 

@@ -4,7 +4,6 @@ The lines are those of NVIDIA's NCF for TensorFlow, names and layout, so that sc
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from ncf.errors import InputError
@@ -74,25 +73,13 @@ def import_summary_writer() -> Any:
     return SummaryWriter
 
 
-class TensorBoard:
-    """TensorBoard events beside the run's files; needs the `tensorboard` extra."""
-
-    def __init__(self, directory: Path, first_epoch: int, k: int) -> None:
-        self.k = k
-        self.writer = import_summary_writer()(str(directory), purge_step=first_epoch)
-
-    def add(self, record: EpochRecord) -> None:
-        """Write an epoch's figures."""
-        values = {"loss": record.loss, "train/time": record.train_time, "train/samples_per_s": record.samples_per_s}
-        if record.hr is not None and record.ndcg is not None:
-            values |= {f"hr@{self.k}": record.hr, f"ndcg@{self.k}": record.ndcg}
-        for name, value in values.items():
-            self.writer.add_scalar(name, value, record.epoch)
-        self.writer.flush()
-
-    def close(self) -> None:
-        """Write what is left."""
-        self.writer.close()
+def write_events(writer: Any, record: EpochRecord, k: int) -> None:
+    """Write an epoch's figures as TensorBoard events."""
+    values = {"loss": record.loss, "train/time": record.train_time, "train/samples_per_s": record.samples_per_s}
+    values |= {} if record.hr is None or record.ndcg is None else {f"hr@{k}": record.hr, f"ndcg@{k}": record.ndcg}
+    for name, value in values.items():
+        writer.add_scalar(name, value, record.epoch)
+    writer.flush()
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ncf.data.dataset import Dataset
+from ncf.data.duckdb_session import connect
 from ncf.data.parquet import read_parquet, read_parquet_metadata, write_parquet
 from ncf.data.storage import FILES
 from ncf.data.unseen import PAD
@@ -167,17 +168,23 @@ EDITS = [
 ]
 
 
+@pytest.fixture
+def con():
+    with connect() as connection:
+        yield connection
+
+
 @pytest.mark.parametrize("edit", EDITS)
 @pytest.mark.parametrize("name", sorted(FILES - {"dataset.json"}))
-def test_edited_files(saved, small, name, edit):
+def test_edited_files(con, saved, small, name, edit):
     """An edit is refused, unless it says the same in another way, such as the rows in another order."""
     file = saved / name
-    columns, fingerprint = read_parquet(file), read_parquet_metadata(file)
+    columns, fingerprint = read_parquet(con, file), read_parquet_metadata(con, file)
     for edited in columns:
         changed = columns | {edited: edit(columns[edited])}
         if len({len(column) for column in changed.values()}) > 1:
             changed = {key: edit(column) for key, column in columns.items()}
-        write_parquet(file, changed, fingerprint)
+        write_parquet(con, file, changed, fingerprint)
         try:
             assert content(Dataset.load(saved)) == content(small())
         except InputError as error:
@@ -185,10 +192,10 @@ def test_edited_files(saved, small, name, edit):
 
 
 @pytest.mark.parametrize("name", sorted(FILES - {"dataset.json"}))
-def test_a_table_with_other_columns(saved, name):
+def test_a_table_with_other_columns(con, saved, name):
     file = saved / name
-    columns, fingerprint = read_parquet(file), read_parquet_metadata(file)
-    write_parquet(file, {"unlike": next(iter(columns.values()))}, fingerprint)
+    columns, fingerprint = read_parquet(con, file), read_parquet_metadata(con, file)
+    write_parquet(con, file, {"unlike": next(iter(columns.values()))}, fingerprint)
     refused(saved, "damaged")
 
 
@@ -216,33 +223,33 @@ def test_edited_manifest(saved, key, value, match):
 
 def test_what_is_no_dataset(tmp_path):
     refused(tmp_path / "nowhere", "nowhere is not a directory that exists: make a dataset with `ncf prepare")
-    refused(tmp_path, "is not a dataset .*: make one with `ncf prepare")
+    refused(tmp_path, r"is not a dataset .*: make a dataset with `ncf prepare")
     (tmp_path / "file").write_text("x")
     refused(tmp_path / "file", r"file is a file, not a dataset: make one of it with `ncf prepare .*file -o data/file`")
     (tmp_path / "dataset.json").write_text('["x"]')
     refused(tmp_path, "damaged, or not of an ncf dataset")
 
 
-def test_parquet_helpers(tmp_path):
+def test_parquet_helpers(con, tmp_path):
     path = tmp_path / "a'[1].parquet"
     columns = {
         "n": np.arange(3, dtype=np.int32),
         "x": np.array([0.5, 1, -2]),
         "s": np.array(["", "é", "1"], dtype=object),
     }
-    write_parquet(path, columns, {"fingerprint": "ab'c\"", "with space": "{}"})
-    found = read_parquet(path)
+    write_parquet(con, path, columns, {"fingerprint": "ab'c\"", "with space": "{}"})
+    found = read_parquet(con, path)
     assert {name: (column.dtype, column.tolist()) for name, column in found.items()} == {
         name: (column.dtype, column.tolist()) for name, column in columns.items()
     }
-    assert read_parquet_metadata(path) == {"fingerprint": "ab'c\"", "with space": "{}"}
-    write_parquet(path, {"n": np.zeros(0, dtype=np.int32), "s": np.zeros(0, dtype=object)}, {})
-    assert {name: column.dtype for name, column in read_parquet(path).items()} == {"n": np.int32, "s": object}
-    assert read_parquet_metadata(path) == {}
+    assert read_parquet_metadata(con, path) == {"fingerprint": "ab'c\"", "with space": "{}"}
+    write_parquet(con, path, {"n": np.zeros(0, dtype=np.int32), "s": np.zeros(0, dtype=object)}, {})
+    assert {name: column.dtype for name, column in read_parquet(con, path).items()} == {"n": np.int32, "s": object}
+    assert read_parquet_metadata(con, path) == {}
     with pytest.raises(InputError, match=r"nowhere\.parquet is missing"):
-        read_parquet(tmp_path / "nowhere.parquet")
+        read_parquet(con, tmp_path / "nowhere.parquet")
     with pytest.raises(RunError, match="cannot write"):
-        write_parquet(tmp_path / "nowhere" / "x.parquet", columns, {})
+        write_parquet(con, tmp_path / "nowhere" / "x.parquet", columns, {})
 
 
 def test_the_order_of_many_rows_survives(tmp_path, small):

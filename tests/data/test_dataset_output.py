@@ -42,7 +42,7 @@ def test_nothing_but_a_dataset_is_ever_replaced(tmp_path, saved, make_dataset):
     (tmp_path / "file").write_text("precious")
     for path, match in (
         (tmp_path / "home", "holds other files and is no ncf dataset"),
-        (tmp_path / "file", "there is a file of that name"),
+        (tmp_path / "file", "file is a file, not a directory"),
         (tmp_path / "file" / "below", "file is a file, not a directory"),
     ):
         with pytest.raises(InputError, match=match):

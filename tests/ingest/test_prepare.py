@@ -2,12 +2,13 @@
 
 import re
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from ncf.config import PrepareConfig, PrepareOptions
+from ncf.config import PrepareConfig
 from ncf.data.unseen import PAD
 from ncf.errors import InputError, NcfWarning
 from ncf.ingest.prepare import default_output, prepare
@@ -213,7 +214,7 @@ def test_synthetic_by_name(tmp_path, monkeypatch):
     assert all(dataset.titles)
     assert dataset.summary["files"] == ["synthetic"]
     assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
-    sizes: PrepareOptions = {"users": 40, "items": 60, "interactions": 1200}
+    sizes: dict[str, Any] = {"users": 40, "items": 60, "interactions": 1200}
     again, other = (prepare("synthetic", **sizes, min_ratings=1, seed=seed) for seed in (3, 4))
     assert again.fingerprint == dataset.fingerprint != other.fingerprint
 

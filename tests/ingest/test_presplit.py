@@ -47,7 +47,7 @@ def test_any_of_the_three_files_finds_the_others(split, part):
     ]  # the positive and a repeat stay
     assert Dataset.load(folder / "out").fingerprint == dataset.fingerprint
     assert dataset.summary["rows_read"] == 7
-    assert any("a given split" in line for line in format_summary(dataset))
+    assert any("a ready-made split" in line for line in format_summary(dataset))
 
 
 def test_rows_in_any_order_and_lists_of_any_length(split):

@@ -3,6 +3,7 @@
 import gzip
 import json
 import zipfile
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -11,7 +12,6 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from ncf.config import PrepareOptions
 from ncf.errors import InputError, NcfWarning
 from ncf.ingest.prepare import prepare
 from ncf.ingest.sources import source_name
@@ -81,7 +81,7 @@ def test_latin1_where_it_is_not_utf8(tmp_path, late):
 def test_column_flags(tmp_path, fingerprint):
     path = tmp_path / "log.csv"
     path.write_text(text([(i, u, r, t) for u, i, r, t in ROWS], "a,b,c,d"))
-    named: PrepareOptions = {"user_column": "b", "item_column": "A", "value_column": "c", "time_column": "4"}
+    named: dict[str, Any] = {"user_column": "b", "item_column": "A", "value_column": "c", "time_column": "4"}
     assert prepare(path, min_ratings=1, **named).fingerprint == fingerprint
     columns = prepare(path, min_ratings=1, **named).summary["columns"]
     assert columns == {"user": "b", "item": "a", "value": "c", "time": "d"}

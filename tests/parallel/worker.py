@@ -211,7 +211,7 @@ def differing(group: ProcessGroup) -> dict[str, object]:
     """What is said where one rank has other options, another dataset or an earlier file."""
     dataset = load_dataset(DATA, group)
     assert isinstance(dataset, Shard)
-    other = replace(dataset, manifest=dataset.manifest | {"fingerprint": "another"}) if group.rank == 1 else dataset
+    other = replace(dataset, fingerprint="another") if group.rank == 1 else dataset
     run = RunConfig(checkpoint_dir=str(RUN.parent / "never"), device="cpu")
     recommender = Recommender._load(RUN, "cpu", BEST, group)
     here = RunDirectory.open(RUN.parent / "stale" if group.rank == 1 else RUN, group)

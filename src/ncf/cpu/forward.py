@@ -4,14 +4,14 @@ Equal to `NeuMF.logits`, by test. Shapes: b users with C candidates each, n = b 
 the first hidden layer, H that of any.
 """
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
+from ncf.model.dropout import RandomBytes
 from ncf.model.neumf import NeuMF
 from ncf.model.products import product, product_into
 
+threshold_backward = torch.ops.aten.threshold_backward.grad_input  # grad where x > bound, else 0; in place
 PAIRS = 2_048  # per pass: some 4 MB of activations at default sizes; 1,024 to 3,072 were equally fast
 
 
@@ -37,14 +37,19 @@ class Weights:
         self.output_mlp = model.mlp_part(model.output.weight[0]) * scale  # [H]
 
 
-class Mask(Protocol):
-    """Dropout of hidden activations."""
+class Dropout:
+    """Masks for hidden activations, from random bytes drawn for all layers at once; `numbers` is memory to work in."""
 
-    def advance(self) -> None:
-        """Draw the masks of the next pass."""
+    def __init__(self, keep: int, numbers: list[Tensor]) -> None:
+        self.keep, self.numbers = keep, numbers
+        self.random = RandomBytes(sum(x.numel() for x in numbers))
+        pieces = torch.split(self.random.bytes, [x.numel() for x in numbers])
+        self.drawn = [piece.view_as(x) for piece, x in zip(pieces, numbers, strict=True)]
 
     def apply(self, x: Tensor, layer: int) -> None:
-        """Set to 0 what is dropped of the activations `x` [n, H] of a hidden layer, counted from 0."""
+        """Keep an activation of `x` [n, H] where its byte, one of -128 .. 127, is among the `keep` largest."""
+        number = self.numbers[layer][: len(x)].copy_(self.drawn[layer][: len(x)])
+        threshold_backward(x, number, 127 - self.keep, grad_input=x)
 
 
 class Forward:
@@ -56,7 +61,9 @@ class Forward:
         self.scratch = torch.empty_like(self.gmf)
         self.activations = [torch.empty(pairs, width, dtype=dtype) for width in model.layers[1:]]
 
-    def score(self, weights: Weights, rows: Tensor, items: Tensor, scores: Tensor, mask: Mask | None = None) -> None:
+    def score(
+        self, weights: Weights, rows: Tensor, items: Tensor, scores: Tensor, dropout: Dropout | None = None
+    ) -> None:
         """Fill `scores` [b, C] with those of `items` [b, C], int64, for users given as `rows` [b, F + H1]."""
         n, flat = items.numel(), items.view(-1)
         scores.copy_(weights.bias.expand(scores.shape))
@@ -67,7 +74,7 @@ class Forward:
         if self.model.layers:
             first = torch.index_select(weights.item_mlp, 0, flat, out=self.activations[0][:n])
             first.view(*items.shape, -1).add_(self.model.mlp_part(rows).to(first.dtype).unsqueeze(1))
-            scores += self._hidden_layers(weights, n, mask).view(scores.shape)
+            scores += self._hidden_layers(weights, n, dropout).view(scores.shape)
 
     def score_block(self, weights: Weights, rows: Tensor, items: slice, scores: Tensor) -> None:
         """The same for c consecutive items, which all users share: fills `scores` [b, c]."""
@@ -80,16 +87,16 @@ class Forward:
             torch.add(first, user, out=self.activations[0][:n].view(*scores.shape, -1))
             scores += self._hidden_layers(weights, n, None).view(scores.shape)
 
-    def _hidden_layers(self, weights: Weights, n: int, mask: Mask | None) -> Tensor:
+    def _hidden_layers(self, weights: Weights, n: int, dropout: Dropout | None) -> Tensor:
         """The MLP's part of the scores, [n], of the first layer's sums, which lie in `activations[0]`."""
         hidden = self.activations[0][:n].relu_()
-        if mask is not None:
-            mask.advance()
-            mask.apply(hidden, 0)
+        if dropout is not None:
+            dropout.random.advance()
+            dropout.apply(hidden, 0)
         for layer, (weight, bias) in enumerate(weights.hidden, 1):
             above = self.activations[layer][:n]
             product_into(hidden, weight.T, bias, above)
             hidden = above.relu_()
-            if mask is not None:
-                mask.apply(hidden, layer)
+            if dropout is not None:
+                dropout.apply(hidden, layer)
         return hidden.to(weights.output_mlp.dtype) @ weights.output_mlp  # in fp32: 16 bits would make ties

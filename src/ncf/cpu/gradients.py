@@ -1,9 +1,8 @@
 """The gradients of a batch on a CPU, forward and backward written out by hand.
 
-Equal to autograd on `model/neumf.py` (by test, in float64), and faster for these reasons: micro-batches stay in the
-cache from the gather to the scatter, in memory that is allocated once; no graph is kept; and dropout's mask is folded
-into the ReLU, since an activation is above zero exactly where both let it through. docs/algorithms.md has the
-derivation and where the time goes; `worker.py` is what one thread does.
+Equal to autograd on `model/neumf.py` (by test, in float64), and faster: micro-batches stay in the cache from the gather
+to the scatter, in memory that is allocated once; no graph is kept; dropout's mask is folded into the ReLU.
+docs/algorithms.md has the derivation and where the time goes; `worker.py` is what one thread does.
 """
 
 import itertools
@@ -16,7 +15,7 @@ from ncf.cpu.threads import parallel_map, thread_count
 from ncf.cpu.user_side import grad_of
 from ncf.cpu.worker import Worker
 from ncf.model.batch import Batch
-from ncf.model.losses import Loss
+from ncf.model.losses import BinaryCrossEntropy
 from ncf.model.neumf import NeuMF
 from ncf.model.products import product
 
@@ -26,7 +25,7 @@ SMALLEST_PIECE = 1_024  # samples
 class CpuGradients:
     """Computes the gradient of the loss sum into `.grad` of the model's parameters."""
 
-    def __init__(self, model: NeuMF, loss: Loss, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, model: NeuMF, loss: BinaryCrossEntropy, dtype: torch.dtype = torch.float32) -> None:
         self.model, self.loss, self.dtype = model, loss, dtype
         self.workers: list[Worker] = []  # made with the first batch
         for parameter in model.parameters():

@@ -5,7 +5,8 @@ hundreds of them. Pieces wait for each other once, so they are faster, and far f
 the cores.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from threading import Barrier
@@ -38,22 +39,17 @@ def parallel_map(function: Callable[[Piece], Result], pieces: Sequence[Piece]) -
             for place, piece in waiting:
                 results[place] = function(piece)
         finally:
-            _exhaust(waiting)
+            deque(waiting, maxlen=0)
 
     working = [_pool(thread_count()).submit(work) for _ in range(min(thread_count(), len(pieces)))]
     try:
         wait(working)
     finally:  # after Ctrl-C too, nobody begins another piece, and nobody writes once this has returned
-        _exhaust(waiting)
+        deque(waiting, maxlen=0)
         wait(working)
     for one in working:
         one.result()
     return [results[place] for place in range(len(pieces))]
-
-
-def _exhaust(waiting: Iterator[object]) -> None:
-    for _ in waiting:
-        pass
 
 
 @cache

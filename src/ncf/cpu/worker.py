@@ -9,40 +9,21 @@ import torch
 from torch import Tensor
 
 from ncf.cpu import forward
-from ncf.cpu.forward import Forward, Weights
+from ncf.cpu.forward import Dropout, Forward, Weights, threshold_backward
 from ncf.cpu.user_side import UserSide, grad_of
 from ncf.model.batch import Batch
-from ncf.model.dropout import RandomBytes, keep_of_256
-from ncf.model.losses import Loss
+from ncf.model.dropout import keep_of_256
+from ncf.model.losses import BinaryCrossEntropy
 from ncf.model.neumf import NeuMF
 from ncf.model.products import add_product, product_into
 
 MICRO_BATCHES_PER_CHUNK = 8  # the user side is computed for so many at a time
-threshold_backward = torch.ops.aten.threshold_backward.grad_input  # grad where x > bound, else 0; in place
-
-
-class _Dropout:
-    """Masks from random bytes, which are drawn for all hidden layers at once; `numbers` is memory that they may use."""
-
-    def __init__(self, keep: int, widths: list[int], numbers: list[Tensor]) -> None:
-        self.keep, self.numbers, rows = keep, numbers, len(numbers[0])
-        self.random = RandomBytes(rows * sum(widths))
-        pieces = torch.split(self.random.bytes, [rows * width for width in widths])
-        self.drawn = [piece.view(rows, -1) for piece in pieces]
-
-    def advance(self) -> None:
-        self.random.advance()
-
-    def apply(self, x: Tensor, layer: int) -> None:
-        """Keep an activation where its byte, one of -128 .. 127, is among the `keep` largest."""
-        number = self.numbers[layer][: len(x)].copy_(self.drawn[layer][: len(x)])
-        threshold_backward(x, number, 127 - self.keep, grad_input=x)
 
 
 class Worker:
     """Micro-batches of one thread, one after another."""
 
-    def __init__(self, model: NeuMF, dtype: torch.dtype, loss: Loss, candidates: int) -> None:
+    def __init__(self, model: NeuMF, dtype: torch.dtype, loss: BinaryCrossEntropy, candidates: int) -> None:
         self.model, self.loss, self.made_for = model, loss, (candidates, model.training)
         self.rows = max(1, forward.PAIRS // candidates)  # interactions in a micro-batch
         pairs, wide = self.rows * candidates, model.output.weight.dtype
@@ -54,11 +35,10 @@ class Worker:
         self.first_grad = self.grads[0].to(wide) if self.grads else self.logits
         keep = keep_of_256(model.dropout if model.training else 0.0)
         self.scale = 256 / keep
-        widths = list(model.layers[1:])
-        self.dropout = _Dropout(keep, widths, self.grads) if keep < 256 and widths else None
+        self.dropout = Dropout(keep, self.grads) if keep < 256 and self.grads else None
         # Sums over the batch. The items' are of a row per item: GMF's columns, and the projected first layer.
         self.item_gmf_grad = torch.zeros_like(model.gmf_part(model.item_embedding))
-        self.item_mlp_grad = model.output.weight.new_zeros(model.n_items, widths[0] if widths else 0)
+        self.item_mlp_grad = model.output.weight.new_zeros(model.n_items, model.layers[1] if model.layers else 0)
         self.weight_grads = [torch.zeros_like(layer.weight) for layer in model.mlp[1:]]
         self.bias_grads = [torch.zeros_like(layer.bias) for layer in model.mlp[1:]]
         self.output_mlp_grad = torch.zeros_like(model.mlp_part(model.output.weight[0]))

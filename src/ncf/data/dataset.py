@@ -60,8 +60,7 @@ class Dataset:
     def fingerprint(self) -> str:
         """SHA-256, in hex, over everything that training and evaluation can see, however it is stored.
 
-        The name and the summary are not part of it. A field that is added to a dataset enters only where it is not
-        neutral, so that fingerprints of earlier datasets stay.
+        Name and summary are left out. A new field must enter only if it is not neutral: earlier fingerprints stay.
         """
         mine = self.interactions
         content = {
@@ -86,8 +85,7 @@ class Dataset:
     def save(self, directory: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the dataset's directory, whole or not at all.
 
-        Raises InputError where something is there already (but for a dataset, with `overwrite`) or nothing can be
-        written, RunError where writing fails midway, such as on a full disk.
+        Raises InputError where something is there (but for a dataset, with `overwrite`), RunError where writing fails.
         """
         about = {
             "name": self.name,
@@ -102,10 +100,7 @@ class Dataset:
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> Self:
-        """Read a dataset's directory, and check that it is whole and as it was written.
-
-        Raises InputError where it is missing, of another version, incomplete or changed.
-        """
+        """Read a dataset's directory. Raises InputError where it is missing, of another version, damaged or changed."""
         path = Path(directory)
         manifest = read_manifest(path)
         tables = read_tables(path, manifest)

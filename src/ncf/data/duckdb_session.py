@@ -62,7 +62,7 @@ def explain(error: Exception) -> str:
 
 
 @contextmanager
-def reading(label: str) -> Iterator[None]:
+def reading(label: str, fix: str = "is it complete, and what its name says?") -> Iterator[None]:
     """Turn what DuckDB raises over a file into InputError, and what it raises over this machine into RunError."""
     try:
         yield
@@ -71,9 +71,7 @@ def reading(label: str) -> Iterator[None]:
     except duckdb.Error as error:
         if isinstance(error, duckdb.IOException) and "could not write" in str(error).lower():  # the spill disk is full
             raise RunError(f"cannot write while reading {label}: {explain(error)}") from error
-        raise InputError(
-            f"{label} cannot be read: {explain(error)}; is it complete, and what its name says?"
-        ) from error
+        raise InputError(f"{label} is damaged or cannot be read: {explain(error)}; {fix}") from error
 
 
 @contextmanager
@@ -83,18 +81,18 @@ def progress_bar(connection: duckdb.DuckDBPyConnection, label: str, *, shown: bo
         yield
         return
     done = threading.Event()
-    with tqdm(total=100, desc=label, unit="%", bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}") as bar:
+    with tqdm(total=100, desc=label, bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}") as bar:
 
         def follow() -> None:
             while not done.wait(0.2):
-                bar.n = max(bar.n, min(connection.query_progress(), 100.0))
-                bar.refresh()
+                bar.update(max(0, min(connection.query_progress(), 100.0) - bar.n))
 
         follower = threading.Thread(target=follow, daemon=True)
         follower.start()
         try:
             yield
-            bar.n = 100
-        finally:
             done.set()
             follower.join()
+            bar.update(100 - bar.n)
+        finally:
+            done.set()

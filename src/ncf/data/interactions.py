@@ -42,10 +42,7 @@ class Interactions:
         return self.validation_items if split == "validation" else self.test_items
 
     def seen_pairs(self) -> tuple[Tensor, Tensor]:
-        """Every distinct pair of a user and an item, in any split or dropped: users and items, int32.
-
-        Ascending by user, then item.
-        """
+        """Every distinct pair of a user and an item, in any split or dropped, ascending: users and items, int32."""
         users, items = self.everything()
         users, items = torch.cat((users, self.dropped_users)), torch.cat((items, self.dropped_items))
         keys = torch.unique(users.long() * self.n_items + items)

@@ -5,14 +5,17 @@ stay in the files, as nothing that computes needs them.
 """
 
 import os
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ncf.data.dataset import Dataset
+from ncf.data.duckdb_session import connect
 from ncf.data.interactions import Interactions
-from ncf.data.parquet import count_rows, read_user_at
+from ncf.data.parquet import count_rows, read_parquet
 from ncf.data.storage import copy_dataset, damaged, read_interactions, read_manifest, read_tables
 from ncf.errors import InputError
 from ncf.parallel.group import SINGLE, ProcessGroup
@@ -22,35 +25,14 @@ from ncf.parallel.group import SINGLE, ProcessGroup
 class Shard:
     """Some users' interactions, and what the dataset that they are part of says of itself."""
 
-    directory: Path
-    manifest: dict[str, Any]
-    interactions: Interactions
+    name: str
+    fingerprint: str  # as it was written: a shard alone cannot check it
+    seed: int
+    n_users: int  # of the dataset
+    n_items: int
     n_train: int  # training interactions of the dataset
-
-    @property
-    def name(self) -> str:
-        """The dataset's name."""
-        return str(self.manifest["name"])
-
-    @property
-    def seed(self) -> int:
-        """The seed of the evaluation negatives."""
-        return int(self.manifest["seed"])
-
-    @property
-    def fingerprint(self) -> str:
-        """The dataset's fingerprint, as it was written; a shard alone cannot check it."""
-        return str(self.manifest["fingerprint"])
-
-    @property
-    def n_users(self) -> int:
-        """Users of the dataset."""
-        return int(self.manifest["users"])
-
-    @property
-    def n_items(self) -> int:
-        """Items of the dataset."""
-        return self.interactions.n_items
+    interactions: Interactions
+    directory: Path
 
 
 AnyDataset = Dataset | Shard
@@ -66,51 +48,47 @@ def load_dataset(directory: str | os.PathLike[str], group: ProcessGroup = SINGLE
         return Dataset.load(directory)
     path = Path(directory)
     manifest = read_manifest(path)
-    file = path / "train.parquet"
-    n_train = group.broadcast(lambda: _check_rows(path, manifest))
-    borders = group.broadcast(
-        lambda: shard_borders(manifest["users"], n_train, group.world, lambda rows: read_user_at(file, rows))
-    )
+    borders = group.broadcast(lambda: _check_and_cut(path, manifest, group.world))
     users = borders[group.rank], borders[group.rank + 1]
     tables = read_tables(path, manifest, users)
+    name, mark, seed, n_users, n_items = (manifest[key] for key in ("name", "fingerprint", "seed", "users", "items"))
     with damaged(path):
-        return Shard(path, manifest, read_interactions(tables, manifest, users), n_train)
+        interactions = read_interactions(tables, manifest, users)
+    n_train = group.all_sum(interactions.n_train)[0]
+    return Shard(name, mark, seed, n_users, n_items, n_train, interactions, path)
 
 
 def save_dataset(dataset: AnyDataset, path: Path) -> None:
-    """Make `path` the dataset's directory; files that are on disk already are linked or copied.
-
-    Raises RunError where it cannot be written.
-    """
+    """Make `path` the dataset's directory; files on disk are linked or copied. Raises RunError where it cannot."""
     if isinstance(dataset, Dataset) and (dataset.directory is None or not _is_at(dataset.directory, dataset)):
         dataset.save(path)
     elif dataset.directory is not None:
         copy_dataset(dataset.directory, path)
 
 
-def shard_borders(n_users: int, n_train: int, shards: int, users_at: Callable[[list[int]], list[int]]) -> list[int]:
+def shard_borders(users: np.ndarray, n_users: int, shards: int) -> list[int]:
     """The borders of ranges of users with about equal numbers of training interactions: 0, ..., U.
 
-    `users_at` gives the users of some of the N rows, which are in order of user. The k-th border is the user of row
-    N k / shards, so a range exceeds N / shards by less than one user's interactions. A range may be empty.
+    `users` [N] are those of the training rows, ascending. The k-th border is the user of row N k / shards, so a range
+    exceeds N / shards by less than one user's interactions. A range may be empty.
     """
-    rows = [n_train * k // shards for k in range(1, shards)]
-    return [0, *users_at(rows), n_users]
+    rows = [len(users) * k // shards for k in range(1, shards)]
+    return [0, *users[rows].tolist(), n_users]
 
 
 def _is_at(directory: Path, dataset: Dataset) -> bool:
     """Whether the directory still holds this very dataset."""
-    try:
+    with suppress(InputError):
         manifest = read_manifest(directory)
-    except InputError:
-        return False
-    return bool(manifest["fingerprint"] == dataset.fingerprint and manifest["name"] == dataset.name)
+        return bool(manifest["fingerprint"] == dataset.fingerprint and manifest["name"] == dataset.name)
+    return False
 
 
-def _check_rows(path: Path, manifest: dict[str, Any]) -> int:
-    """The number of training rows. Raises InputError where a table of raw ids, which no process reads, is short."""
-    for table in ("users", "items"):
-        file = path / f"{table}.parquet"
-        if (rows := count_rows(file)) != manifest[table]:
-            raise InputError(f"{file} is damaged: it has {rows} rows, not {manifest[table]}; prepare it again")
-    return count_rows(path / "train.parquet")
+def _check_and_cut(path: Path, manifest: dict[str, Any], shards: int) -> list[int]:
+    """The borders of the shards. Raises InputError where a table of raw ids, which no process reads, is short."""
+    with connect() as con:
+        for table in ("users", "items"):
+            file = path / f"{table}.parquet"
+            if (rows := count_rows(con, file)) != manifest[table]:
+                raise InputError(f"{file} is damaged: it has {rows} rows, not {manifest[table]}; prepare it again")
+        return shard_borders(read_parquet(con, path / "train.parquet")["user"], manifest["users"], shards)

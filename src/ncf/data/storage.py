@@ -62,7 +62,7 @@ def write_dataset(
     with replace_directory(path) as folder, connect() as connection:
         for table, columns in tables.items():
             mark = {"fingerprint": about["fingerprint"]}
-            write_parquet(folder / f"{table}.parquet", columns, mark, connection=connection)
+            write_parquet(connection, folder / f"{table}.parquet", columns, mark)
         text = json.dumps(manifest, indent=2, ensure_ascii=False, allow_nan=False)
         (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
@@ -75,16 +75,16 @@ def copy_dataset(source: Path, path: Path) -> None:
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """`dataset.json` of the dataset at `path`. Raises InputError where there is none, or none that this ncf reads."""
+    file = path / MANIFEST
     if path.is_file():
         output = Path("data") / path.name.split(".")[0]
         raise InputError(f"{path} is a file, not a dataset: make one of it with `ncf prepare {path} -o {output}`")
-    if not path.is_dir():
-        raise InputError(f"{path} is not a directory that exists: make a dataset with `ncf prepare LOG -o {path}`")
-    if not (path / MANIFEST).is_file():
-        raise InputError(f"{path} is not a dataset (it has no {MANIFEST}): make one with `ncf prepare LOG -o NEW`")
-    if not is_marked(path / MANIFEST, KIND):
-        raise InputError(f"{path / MANIFEST} is damaged, or not of an ncf dataset; prepare it again")
-    manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    if not file.is_file():
+        what = f"is not a dataset (it has no {MANIFEST})" if path.is_dir() else "is not a directory that exists"
+        raise InputError(f"{path} {what}: make a dataset with `ncf prepare LOG -o DIR`")
+    if not is_marked(file, KIND):
+        raise InputError(f"{file} is damaged, or not of an ncf dataset; prepare it again")
+    manifest: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     if manifest.get("format_version") != FORMAT_VERSION:
         raise InputError(
             f"{path} has format version {manifest.get('format_version')!r} and this ncf reads {FORMAT_VERSION}:"
@@ -98,20 +98,17 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def read_tables(path: Path, manifest: Mapping[str, Any], users: tuple[int, int] | None = None) -> Tables:
-    """The tables of a dataset, or those with interactions alone for the range (first, end) of `users`.
-
-    Raises InputError where one is missing, damaged or another dataset's.
-    """
+    """The tables, or those of interactions for a range of `users`. Raises InputError for one missing or damaged."""
     names = [name for name in TABLES if name != "negatives" or manifest.get("negatives") is not None]
     wanted = names if users is None else names[2:]
     tables = {}
     with connect() as con:
         for name in names:
             file = path / f"{name}.parquet"
-            if read_parquet_metadata(file, connection=con).get("fingerprint") != manifest["fingerprint"]:
+            if read_parquet_metadata(con, file).get("fingerprint") != manifest["fingerprint"]:
                 raise InputError(f"{file} belongs to another dataset (its fingerprint differs); prepare it again")
             if name in wanted:
-                tables[name] = read_parquet(file, connection=con, users=users)
+                tables[name] = read_parquet(con, file, users)
     return tables
 
 

@@ -14,10 +14,7 @@ CHUNK = 2**17  # evaluation negatives drawn at a time, so that what each is comp
 
 
 class UnseenItems:
-    """The unseen items of every user, addressable by number.
-
-    `users` and `items` [N] are the seen pairs, in any order, repeats allowed. Memory: 8 bytes a seen pair.
-    """
+    """The unseen items of every user, by number; `users` and `items` [N] are the seen pairs, 8 bytes each."""
 
     def __init__(self, users: Tensor, items: Tensor, n_users: int, n_items: int) -> None:
         self.n_items = n_items
@@ -59,8 +56,7 @@ class UnseenItems:
         """`n` independent uniform draws for each of `users` [B]: items [B, n], int64.
 
         A user who has seen every item gets `PAD`.
-        The draw is an integer of 62 bits reduced to the range, so no item is favoured by more than 2**-37 for
-        catalogues of up to 2**25 items (a float32 could not even reach 10**8 items).
+        The draw is an integer of 62 bits reduced to the range: no item of up to 2**25 is favoured by more than 2**-37.
         """
         count = self.counts[users.long()].unsqueeze(1)
         numbers = torch.randint(2**62, (len(users), n), generator=generator, device=self.keys.device)

@@ -23,7 +23,7 @@ from ncf.data.interactions import Interactions
 from ncf.data.storage import check_dataset_output
 from ncf.data.unseen import PAD
 from ncf.errors import InputError, NcfWarning
-from ncf.ingest.presplit import GivenSplit, find_split, read_split
+from ncf.ingest.presplit import PresplitFiles, find_presplit, read_presplit
 from ncf.ingest.read import Log, read_log
 from ncf.ingest.scan import Scan, open_scan
 from ncf.ingest.sources import Files, find_files, is_table, source_name
@@ -45,12 +45,11 @@ def prepare(
 
     `source` is a file (CSV or the like, JSON lines, Parquet, a MovieLens zip), a glob, a directory, the name of a data
     set (downloaded into `data/downloads`), or a pandas, polars or Arrow table; a path that exists wins over a name.
-    `output` is the directory to write, if any; `options` are fields of PrepareConfig, over those of `config`.
+    `output` is the directory to write, if any; `options` are fields of PrepareConfig, over those of `config`. Memory
+    grows with the rows, some 60 bytes each; what DuckDB needs beyond 2 GB it spills beside the output.
 
-    Raises InputError where the source cannot be read or used, where an option is unknown or out of range, and where
-    `output` holds something already (a dataset is replaced with `overwrite`); RunError where writing fails midway.
-    Memory grows with the rows, some 60 bytes each; what DuckDB needs beyond 2 GB it spills beside the output.
-    Warns of users with a single interaction: they are trained on and never evaluated.
+    Raises InputError where the source cannot be read, an option is unknown or out of range, or `output` holds something
+    (a dataset is replaced with `overwrite`); RunError where writing fails midway. Warns of users who cannot be tested.
     """
     config = (config or PrepareConfig()).replaced(**options)
     path = None if output is None else Path(output)
@@ -94,82 +93,66 @@ def _prepare(
         files, table = None, source
     else:
         files, table = find_files(source, config, folder, progress=progress), None
-        given = find_split(files.logs[0]) if len(files.logs) == 1 else None
-        if given is not None:
-            return _from_given(con, given, config, progress=progress)
+        presplit = find_presplit(files.logs[0]) if len(files.logs) == 1 else None
+        if presplit is not None:
+            return _from_presplit(con, presplit, config, progress)
     scan = open_scan(con, files, table, config)
     if config.min_value is not None and scan.roles.value is None:
         raise InputError(f"--min-value {config.min_value:g} needs a rating, and no column is one: name --value-column")
     log = read_log(con, scan, config, progress=progress)
-    facts = _facts_of_scan(source, scan, log)
-    return _from_log(log, split_log(log, config), config, files, facts)
+    split = split_log(log, config)
+    rules = {name: getattr(config, name) for name in ("min_ratings", "min_value", "validation")}
+    facts = _facts_of_scan(source, scan, log) | {"rules": rules}
+    ids = log.users.values[split.kept_users], log.items.values[split.kept_items]
+    return _assemble(*ids, split, None, config, files, facts)
 
 
-def _from_log(log: Log, split: Split, config: PrepareConfig, files: Files | None, facts: dict[str, Any]) -> Dataset:
-    item_ids = log.items.values[split.kept_items]
+def _assemble(
+    user_ids: np.ndarray,
+    item_ids: np.ndarray,
+    split: Split,
+    negatives: np.ndarray | None,
+    config: PrepareConfig,
+    files: Files | None,
+    facts: dict[str, Any],
+) -> Dataset:
     titles, titles_file = _titles(item_ids, config, files)
-    dataset = Dataset(
-        name="",
-        user_ids=log.users.values[split.kept_users],
-        item_ids=item_ids,
-        interactions=Interactions(
-            len(split.kept_users),
-            len(split.kept_items),
-            train_users=torch.from_numpy(split.train[0]),
-            train_items=torch.from_numpy(split.train[1]),
-            validation_items=torch.from_numpy(split.validation),
-            test_items=torch.from_numpy(split.test),
-            dropped_users=torch.from_numpy(split.dropped[0]),
-            dropped_items=torch.from_numpy(split.dropped[1]),
-        ),
-        seed=config.seed,
-        titles=titles,
+    interactions = Interactions(
+        n_users=len(user_ids),
+        n_items=len(item_ids),
+        train_users=torch.from_numpy(split.train[0]),
+        train_items=torch.from_numpy(split.train[1]),
+        validation_items=torch.from_numpy(split.validation),
+        test_items=torch.from_numpy(split.test),
+        dropped_users=torch.from_numpy(split.dropped[0]),
+        dropped_items=torch.from_numpy(split.dropped[1]),
+        negatives=None if negatives is None else torch.from_numpy(negatives),
     )
-    facts |= {**split.counts, "titles": titles_file, "rules": _rules(config)}
-    return replace(dataset, summary=facts | _counts(dataset))
+    dataset = Dataset("", user_ids, item_ids, interactions, seed=config.seed, titles=titles)
+    return replace(dataset, summary={**facts, **split.counts, "titles": titles_file, **_counts(dataset)})
 
 
-def _from_given(con: duckdb.DuckDBPyConnection, files: GivenSplit, config: PrepareConfig, *, progress: bool) -> Dataset:
+def _from_presplit(
+    con: duckdb.DuckDBPyConnection, files: PresplitFiles, config: PrepareConfig, progress: bool
+) -> Dataset:
     if config.min_value is not None or config.min_ratings > PrepareConfig().min_ratings:
-        message = "this log is a given split, which is kept as it is: --min-ratings and --min-value have no effect"
+        message = "this log is split already and is kept as it is: --min-ratings and --min-value have no effect"
         warnings.warn(message, NcfWarning, stacklevel=4)
-    given = read_split(con, files, config, progress=progress)
-    titles, titles_file = _titles(given.item_ids, config, None)
-    nothing = torch.zeros(0, dtype=torch.int32)
-    dataset = Dataset(
-        name="",
-        user_ids=given.user_ids,
-        item_ids=given.item_ids,
-        interactions=Interactions(
-            len(given.user_ids),
-            len(given.item_ids),
-            train_users=torch.from_numpy(given.train[0]),
-            train_items=torch.from_numpy(given.train[1]),
-            validation_items=torch.full((len(given.user_ids),), PAD, dtype=torch.int32),
-            test_items=torch.from_numpy(given.test),
-            dropped_users=nothing,
-            dropped_items=nothing,
-            negatives=None if given.negatives is None else torch.from_numpy(given.negatives),
-        ),
-        seed=config.seed,
-        titles=titles,
-    )
+    found = read_presplit(con, files, config, progress=progress)
     parts = [str(path) for path in (files.train, files.test, files.negatives) if path]
     facts = {
         "source": parts[0],
         "files": parts,
-        "format": "a given split, kept as it is",
+        "format": "a ready-made split, kept as it is",
         "columns": {"user": "column 1", "item": "column 2"},
         "delimiter": None,
         "header": None,
-        "rows_read": given.rows_read,
-        "bad_rows": given.bad_rows,
-        "repeated_pairs": given.repeated_pairs,
-        "negatives": 0 if given.negatives is None else given.negatives.shape[1],
-        "titles": titles_file,
+        "rows_read": found.rows_read,
+        "bad_rows": found.bad_rows,
+        "negatives": 0 if found.negatives is None else found.negatives.shape[1],
         "rules": {"min_ratings": 1, "min_value": None, "validation": False, "given_split": True},
     }
-    return replace(dataset, summary=facts | _counts(dataset))
+    return _assemble(found.user_ids, found.item_ids, found.split, found.negatives, config, None, facts)
 
 
 def _titles(item_ids: np.ndarray, config: PrepareConfig, files: Files | None) -> tuple[np.ndarray | None, str | None]:
@@ -180,10 +163,6 @@ def _titles(item_ids: np.ndarray, config: PrepareConfig, files: Files | None) ->
     titles = find_titles(path, item_ids, asked=config.item_names is not None)
     label = files.titles_label if files and path == files.titles else None
     return titles, None if titles is None else label or str(path)
-
-
-def _rules(config: PrepareConfig) -> dict[str, Any]:
-    return {"min_ratings": config.min_ratings, "min_value": config.min_value, "validation": config.validation}
 
 
 def _facts_of_scan(source: Any, scan: Scan, log: Log) -> dict[str, Any]:

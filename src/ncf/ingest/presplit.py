@@ -17,14 +17,14 @@ from ncf.errors import InputError, NcfWarning
 from ncf.ingest.read import Ids, read_log
 from ncf.ingest.scan import open_scan
 from ncf.ingest.sources import GIVEN_SPLIT, Files
-from ncf.ingest.split import first_of_pairs, time_order
+from ncf.ingest.split import Split, first_of_pairs, time_order
 from ncf.ingest.text import read_lines
 
 PARTS = ("train.rating", "test.rating", "test.negative")
 
 
 @dataclass(frozen=True)
-class GivenSplit:
+class PresplitFiles:
     """The files of a ready-made split."""
 
     train: Path
@@ -33,24 +33,19 @@ class GivenSplit:
 
 
 @dataclass(frozen=True)
-class Given:
-    """What a ready-made split says, in dense indices."""
+class Presplit:
+    """A ready-made split, in dense indices."""
 
     user_ids: np.ndarray
     item_ids: np.ndarray
-    train: tuple[np.ndarray, np.ndarray]  # [N] int32 users and items
-    test: np.ndarray  # [U] int32
+    split: Split
     negatives: np.ndarray | None  # [U, n] int32
     rows_read: int
     bad_rows: int
-    repeated_pairs: int
 
 
-def find_split(path: Path) -> GivenSplit | None:
-    """The split that a file is part of; None where it is an ordinary log.
-
-    Raises InputError for a test file without the training file.
-    """
+def find_presplit(path: Path) -> PresplitFiles | None:
+    """The split that a file is part of, if any. Raises InputError for a test file without the training file."""
     match = GIVEN_SPLIT.fullmatch(path.name)
     if match is None:
         return None
@@ -60,15 +55,15 @@ def find_split(path: Path) -> GivenSplit | None:
         found[part] = next((file for file in named if file.is_file()), None)
     train, test, negatives = (found[part] for part in PARTS)
     if train and test:
-        return GivenSplit(train, test, negatives)
+        return PresplitFiles(train, test, negatives)
     if match[2] == "train.rating":
         return None
     raise InputError(f"{path} is part of a split that also needs {match[1]}.train.rating and .test.rating beside it")
 
 
-def read_split(
-    con: duckdb.DuckDBPyConnection, files: GivenSplit, config: PrepareConfig, *, progress: bool = False
-) -> Given:
+def read_presplit(
+    con: duckdb.DuckDBPyConnection, files: PresplitFiles, config: PrepareConfig, *, progress: bool = False
+) -> Presplit:
     """Read the files as they are. Raises InputError where they do not fit together."""
     logs = []
     for path in (files.train, files.test):
@@ -91,9 +86,13 @@ def read_split(
     if rows is not None and files.negatives is not None:
         placed = [(line, row_users[user], row_items[cells]) for line, user, cells in rows]
         negatives = _place_negatives(placed, held, files.negatives)
-    rows_read = len(users) + len(test.users.codes) + train.bad_rows + test.bad_rows
+    nothing = np.zeros(0, np.int32)
+    no_validation = np.full(len(user_ids), PAD, np.int32)
+    places = np.arange(len(user_ids)), np.arange(len(item_ids))
+    split = Split(*places, kept, no_validation, held, (nothing, nothing), {"repeated_pairs": len(users) - len(kept[0])})
     bad_rows = train.bad_rows + test.bad_rows
-    return Given(user_ids, item_ids, kept, held, negatives, rows_read, bad_rows, len(users) - len(kept[0]))
+    rows_read = len(users) + len(test.users.codes) + bad_rows
+    return Presplit(user_ids, item_ids, split, negatives, rows_read, bad_rows)
 
 
 def merge_ids(parts: list[Ids], spelled: dict[str, int]) -> tuple[np.ndarray, list[np.ndarray]]:

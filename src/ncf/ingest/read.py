@@ -39,10 +39,7 @@ class Log:
 
 
 def read_log(con: duckdb.DuckDBPyConnection, scan: Scan, config: PrepareConfig, *, progress: bool = False) -> Log:
-    """Read every row; values only where `min_value` needs them.
-
-    Raises InputError at a row that cannot be read, unless such rows are to be skipped.
-    """
+    """Read every row; values if `min_value` needs them. Raises InputError at a bad row, unless those are skipped."""
     label = scan.files.label(scan.files.logs[0]) if scan.files.logs else "the table"
     encoding = scan.dialect.encoding if scan.dialect else "utf-8"
     with reading(label), progress_bar(con, f"reading {label}", shown=progress):

@@ -1,5 +1,6 @@
 """Rows that cannot be read: how many there are, and where the first one is."""
 
+from itertools import islice
 from pathlib import Path
 from typing import NoReturn
 
@@ -8,7 +9,7 @@ import duckdb
 from ncf.errors import InputError
 from ncf.ingest.columns import ROLES
 from ncf.ingest.scan import Scan
-from ncf.ingest.text import describe, open_binary, record_at, split_line
+from ncf.ingest.text import describe, read_lines, split_line
 
 FIX = "correct it, or skip such rows with --on-bad-rows skip"
 CONTENT = 100  # characters of a bad row that a message shows
@@ -46,22 +47,19 @@ def has_bad_encoding(con: duckdb.DuckDBPyConnection) -> bool:
 def explain_reject(con: duckdb.DuckDBPyConnection, scan: Scan) -> NoReturn:
     """Raise InputError for the first line that the last scan rejected: its file, number, fault and content."""
     query = """
-        SELECT file_path, line, line_byte_position, column_idx, error_type, csv_line
+        SELECT file_path, line, column_idx, error_type, csv_line
         FROM reject_errors JOIN reject_scans USING (scan_id, file_id)
         ORDER BY file_path, line_byte_position, column_idx LIMIT 1"""
-    path, line, position, column, kind, content = con.execute(query).fetchall()[0]
+    path, line, column, kind, content = con.execute(query).fetchall()[0]
     dialect = scan.dialect
     assert dialect is not None  # noqa: S101 -- only text has rejects
     if kind in ("MISSING COLUMNS", "TOO MANY COLUMNS"):
         found = len(split_line(content.strip("\r\n"), dialect.delimiter))
         fault = f"{found} cells where {dialect.width} are expected (delimiter {describe(dialect.delimiter)})"
     elif kind == "CAST":
-        role = next((role for role in ROLES if getattr(scan.roles, role) == column - 1), "value")
-        fault = _fault(scan, role)
+        fault = _fault(scan, next((role for role in ROLES if getattr(scan.roles, role) == column - 1), "value"))
     else:
         fault = FAULTS.get(kind, kind.lower())
-    if dialect.encoding == "utf-8":  # DuckDB counts rows: a quoted cell may span lines
-        line = _line_at(Path(path), position - 1) + len(content) - len(content.lstrip("\n"))
     _refuse(scan.files.label(Path(path)), f"line {line}", fault, content.strip("\r\n"))
 
 
@@ -73,14 +71,14 @@ def explain_bad_row(con: duckdb.DuckDBPyConnection, scan: Scan, encoding: str, i
         bad = con.execute(f"SELECT * FROM ({numbered}) WHERE {is_bad} ORDER BY n LIMIT 1").fetchall()
         if not bad:
             continue
-        ordinal, *cells = bad[0]
-        role = next((role for role, cell in zip(scan.kinds, cells, strict=True) if cell in (None, "")), "")
-        role = role or next((r for r, cell in zip(scan.kinds, cells, strict=True) if not str(cell).strip()), "")
-        fault = _fault(scan, role or ("value" if scan.roles.value is not None else "time"))
-        if file and scan.form in ("text", "json"):
-            line, content = record_at(file, scan.dialect, ordinal)
-            _refuse(scan.files.label(file), f"line {line}", fault, content)
-        _refuse(scan.files.label(file) if file else "the table", f"row {ordinal}", fault, str(tuple(cells)))
+        row, *cells = bad[0]
+        blank = [role for role, cell in zip(scan.kinds, cells, strict=True) if cell is None or not str(cell).strip()]
+        fault = _fault(scan, (*blank, "value" if scan.roles.value is not None else "time")[0])
+        if file is None or scan.form == "parquet":
+            _refuse(scan.files.label(file) if file else "the table", f"row {row}", fault, str(tuple(cells)))
+        header = scan.dialect is not None and scan.dialect.names is not None
+        line, content = next(islice(read_lines(file), row - 1 + header, None), (0, ""))
+        _refuse(scan.files.label(file), f"line {line}", fault, content)
     raise InputError(f"a row cannot be read; {FIX}")
 
 
@@ -94,13 +92,3 @@ def _fault(scan: Scan, role: str) -> str:
 
 def _refuse(label: str, place: str, fault: str, content: str) -> NoReturn:
     raise InputError(f"{label}, {place}: {fault}: {content[:CONTENT]!r}; {FIX}")
-
-
-def _line_at(path: Path, position: int) -> int:
-    """The number of the line that holds a byte."""
-    lines = 1
-    with open_binary(path) as file:
-        while position > 0 and (block := file.read(min(position, 1 << 20))):
-            lines += block.count(b"\n")
-            position -= len(block)
-    return lines

@@ -3,10 +3,9 @@
 import glob
 import os
 import re
+import shutil
 import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,7 +120,14 @@ def _some(files: list[Path]) -> str:
 
 def _in_zip(path: Path, folder: Path, *, progress: bool) -> Files:
     """Unpack the log of an archive, and its titles, into `folder`."""
-    with _zip_errors(path), zipfile.ZipFile(path) as archive:
+    try:
+        return _unpack_log(path, folder, progress=progress)
+    except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, zlib.error) as error:
+        raise InputError(f"{path} is a damaged archive: {error}; get it again") from error
+
+
+def _unpack_log(path: Path, folder: Path, *, progress: bool) -> Files:
+    with zipfile.ZipFile(path) as archive:
         members = {Path(name).name: name for name in reversed(archive.namelist()) if not name.endswith("/")}
         log = next((name for name in LOGS if name in members), None)
         if log is None and len(members) == 1:
@@ -129,31 +135,16 @@ def _in_zip(path: Path, folder: Path, *, progress: bool) -> Files:
         if log is None:
             found = ", ".join(sorted(members)[:10])
             raise InputError(f"{path} holds no {', '.join(LOGS)}: unpack it and name the log; found {found}")
-        titles = TITLES.get(log)
-        member = members.get(titles) if titles else None
+        member = members.get(TITLES.get(log, ""))
         title_file = _unpack(archive, member, folder, progress=progress) if member else None
         titles_label = f"{path}:{member}" if member else None
         log_file = _unpack(archive, members[log], folder, progress=progress)
     return Files((log_file,), title_file, (f"{path}:{members[log]}",), titles_label)
 
 
-@contextmanager
-def _zip_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, zlib.error) as error:
-        raise InputError(f"{path} is a damaged archive: {error}; get it again") from error
-
-
 def _unpack(archive: zipfile.ZipFile, member: str, folder: Path, *, progress: bool) -> Path:
     target = folder / Path(member).name
-    size = archive.getinfo(member).file_size
-    with (
-        archive.open(member) as packed,
-        target.open("wb") as out,
-        tqdm(total=size, desc=f"unpacking {target.name}", unit="B", unit_scale=True, disable=not progress) as bar,
-    ):
-        while block := packed.read(1 << 20):
-            out.write(block)
-            bar.update(len(block))
+    how = {"total": archive.getinfo(member).file_size, "desc": f"unpacking {target.name}", "disable": not progress}
+    with archive.open(member) as packed, target.open("wb") as out, tqdm.wrapattr(out, "write", **how) as counted:
+        shutil.copyfileobj(packed, counted)
     return target

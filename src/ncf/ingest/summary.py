@@ -15,10 +15,8 @@ SCALES = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3), (EPOCH, 1.0))  # a time above t
 def time_span(times: np.ndarray, kind: str) -> dict[str, Any]:
     """The first and the last time, in ISO's form; plain numbers where they are no dates."""
     first, last = times.min().item(), times.max().item()
-    if kind in ("iso",) or kind.startswith(("TIMESTAMP", "DATE")):
-        scale = 1e6
-    else:
-        scale = next((unit for least, unit in SCALES if last > least), 0)
+    is_date = kind == "iso" or kind.startswith(("TIMESTAMP", "DATE"))
+    scale = 1e6 if is_date else next((unit for least, unit in SCALES if last > least), 0)
     return {"first_time": _iso(first, scale), "last_time": _iso(last, scale)}
 
 
@@ -33,19 +31,29 @@ def _iso(time: float, scale: float) -> str | float:
 
 def format_summary(dataset: Dataset) -> list[str]:
     """The lines that `ncf prepare` prints about a dataset it made."""
-    facts = dataset.summary
+    facts, rules = dataset.summary, dataset.summary["rules"]
+    low = "off" if rules["min_value"] is None else f"{rules['min_value']:g}"
+    drops = {
+        "bad_rows": "bad rows skipped",
+        "rows_below_min_value": f"rows under --min-value {low}",
+        "repeated_pairs": "repeated pairs dropped",
+        "users_dropped": f"users under {rules['min_ratings']} items",
+        "items_dropped": "items left without a user",
+    }
     lines = [("source", facts["source"]), *_form(facts), ("rows read", f"{facts['rows_read']:,}")]
-    lines += [(label, f"{facts[key]:,}{_rest(facts, key)}") for key, label in _drops(facts).items() if key in facts]
+    for key, label in drops.items():
+        rows = f" (with {facts['rows_of_dropped_users']:,} rows)" if key == "users_dropped" and key in facts else ""
+        lines += [(label, f"{facts[key]:,}{rows}")] if key in facts else []
+    timed = "first_time" in facts
+    times = f"{facts['first_time']} to {facts['last_time']}" if timed else "none: the rows' order counts"
+    held = ", ".join(f"{facts[f'users_without_{split}']:,} users without {split}" for split in ("validation", "test"))
     lines += [
         ("users", f"{facts['users']:,}"),
         ("items", f"{facts['items']:,}"),
         ("interactions", f"{facts['interactions']:,} (density {facts['density']:.4%})"),
+        ("time", times),
+        ("split", f"{facts['train']:,} train, {facts['validation']:,} validation, {facts['test']:,} test ({held})"),
     ]
-    if "first_time" in facts:
-        lines.append(("time", f"{facts['first_time']} to {facts['last_time']}"))
-    else:
-        lines.append(("time", "none: the order of the rows counts"))
-    lines.append(("split", _split(facts)))
     if facts["titles"]:
         lines.append(("titles", f"{facts['titled_items']:,} of {facts['items']:,} items, from {facts['titles']}"))
     lines.append(("written to", facts["written_to"] or "nowhere (in memory)"))
@@ -62,27 +70,3 @@ def _form(facts: dict[str, Any]) -> list[tuple[str, str]]:
         header = "a header" if facts["header"] else "no header"
         form += f", separated by {describe(facts['delimiter'])}, {header}"
     return [("format", form), ("columns", columns)]
-
-
-def _drops(facts: dict[str, Any]) -> dict[str, str]:
-    rules = facts["rules"]
-    low = "off" if rules["min_value"] is None else f"{rules['min_value']:g}"
-    return {
-        "bad_rows": "bad rows skipped",
-        "rows_below_min_value": f"rows under --min-value {low}",
-        "repeated_pairs": "repeated pairs dropped",
-        "users_dropped": f"users under {rules['min_ratings']} items",
-        "items_dropped": "items left without a user",
-    }
-
-
-def _rest(facts: dict[str, Any], key: str) -> str:
-    return f" (with {facts['rows_of_dropped_users']:,} rows)" if key == "users_dropped" else ""
-
-
-def _split(facts: dict[str, Any]) -> str:
-    parts = f"{facts['train']:,} train, {facts['validation']:,} validation, {facts['test']:,} test"
-    without = (
-        f"{facts['users_without_validation']:,} users without validation, {facts['users_without_test']:,} without test"
-    )
-    return f"{parts} ({without})"

@@ -2,16 +2,13 @@
 
     write_log("log.parquet", "titles.parquet", users=2000, items=1000, interactions=120_000, seed=0)
 
-Items belong to groups, as films do to genres, and have a popularity. A user has up to three favourite groups, takes
-most items from those and the rest from anywhere, in proportion to popularity either way, and never an item twice.
-So a ranker by popularity does fairly, and one that learns each user's groups does much better.
-
-The skew follows MovieLens. Measured, as (median / mean interactions of a user; share of the most popular tenth of
+Items have a group and a popularity. A user has up to three favourite groups and takes most items from those, in
+proportion to popularity, and never an item twice. So ranking by popularity does fairly, and learning each user's groups
+does much better. The skew follows MovieLens (median / mean interactions per user; share of the most popular tenth of
 the items): ml-100k 65 / 106, 43%; ml-1m 96 / 166, 44%; ml-latest-small (9,724 items) 70 / 165, 60%.
 
-Every user has at least min(20, items, interactions // users) items, and every item occurs where there are as many
-interactions. The number of interactions is approximate: it may fall short of what was asked for by a few. Memory grows
-with the interactions; ml-20m's size takes about a minute.
+Every user has at least min(20, items, interactions // users) items, and every item occurs where there are enough
+interactions. Their number may fall a few short of what was asked for. ml-20m's size takes about a minute.
 """
 
 from dataclasses import dataclass
@@ -21,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from ncf.data.duckdb_session import connect
 from ncf.data.parquet import write_parquet
 from ncf.errors import InputError
 
@@ -36,24 +34,14 @@ YEAR = 365 * 86_400
 
 
 def write_log(
-    log_path: Path,
-    titles_path: Path,
-    *,
-    users: int,
-    items: int,
-    interactions: int,
-    seed: int,
-    progress: bool = False,
+    log_path: Path, titles_path: Path, *, users: int, items: int, interactions: int, seed: int, progress: bool = False
 ) -> None:
-    """Write `generate`'s log (user_id, item_id, timestamp: int64) and titles (item_id, title) as Parquet.
-
-    Titles name the planted group: `Item 17 (group 17)`. Raises InputError as `generate` does, RunError where a file
-    cannot be written.
-    """
+    """Write `generate`'s log (user_id, item_id, timestamp: int64) and titles (item_id, title) as Parquet."""
     log = generate(users=users, items=items, interactions=interactions, seed=seed, progress=progress)
     titles = [f"Item {item} (group {group})" for item, group in enumerate(item_groups(items).tolist(), start=1)]
-    write_parquet(titles_path, {"item_id": np.arange(1, items + 1), "title": np.array(titles, object)}, {})
-    write_parquet(log_path, dict(zip(("user_id", "item_id", "timestamp"), log, strict=True)), {})
+    with connect() as con:
+        write_parquet(con, titles_path, {"item_id": np.arange(1, items + 1), "title": np.array(titles, object)}, {})
+        write_parquet(con, log_path, dict(zip(("user_id", "item_id", "timestamp"), log, strict=True)), {})
 
 
 def generate(

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -21,7 +20,6 @@ SAMPLE_BYTES = 1 << 18
 SAMPLE_LINES = 200
 SPELLED = {"\\t": "\t", "tab": "\t", "space": " "}
 NAMES = {"\t": "a tab", " ": "a space"}
-GZIP_MAGIC = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
@@ -37,29 +35,26 @@ class Dialect:
     compressed: bool
 
 
-def open_binary(path: Path) -> BinaryIO:
-    """The bytes of a file, unpacked where it is gzip (whatever its name)."""
-    return cast("BinaryIO", gzip.open(path)) if is_gzip(path) else path.open("rb")
+@contextmanager
+def open_binary(path: Path) -> Iterator[BinaryIO]:
+    """The bytes of a file, unpacked where it is gzip. Raises InputError where the block cannot read them."""
+    try:
+        with cast("BinaryIO", gzip.open(path)) if is_gzip(path) else path.open("rb") as file:
+            yield file
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path} cannot be read: {error}; is it complete?") from error
 
 
 def is_gzip(path: Path) -> bool:
-    """Whether a file begins as gzip does."""
+    """Whether a file begins as gzip does, whatever its name."""
     with path.open("rb") as file:
-        return file.read(2) == GZIP_MAGIC
+        return file.read(2) == b"\x1f\x8b"
 
 
 def read_bytes(path: Path, size: int = -1) -> bytes:
     """The first `size` bytes of a file, or all. Raises InputError where they cannot be read."""
-    with _readable(path), open_binary(path) as file:
+    with open_binary(path) as file:
         return file.read(size)
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path} cannot be read: {error}; is it complete?") from error
 
 
 def decode(data: bytes) -> tuple[str, str]:
@@ -167,23 +162,7 @@ def describe(delimiter: str) -> str:
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """The numbered lines of a text file that are not blank. Raises InputError where they cannot be read."""
-    with _readable(path), open_binary(path) as file:
+    with open_binary(path) as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 yield number, decode(line)[0].rstrip("\r\n")
-
-
-def record_at(path: Path, dialect: Dialect | None, ordinal: int) -> tuple[int, str]:
-    """The line number and the text of the `ordinal`-th row (from 1) of a log; a quoted cell may span lines."""
-    header = dialect is not None and dialect.names is not None
-    if dialect is None or len(dialect.delimiter) > 1:
-        return next(islice(read_lines(path), ordinal - 1 + header, None), (0, ""))
-    with _readable(path), open_binary(path) as file:
-        reader = csv.reader((decode(line)[0] for line in file), delimiter=dialect.delimiter)
-        before = 0
-        for cells in reader:
-            ordinal -= bool(cells)
-            if ordinal + header == 0:
-                return before + 1, dialect.delimiter.join(cells)
-            before = reader.line_num
-    return 0, ""

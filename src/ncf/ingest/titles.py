@@ -1,5 +1,6 @@
 """Items' titles: from the file that came with a log, or that the user named."""
 
+import re
 import warnings
 from pathlib import Path
 
@@ -65,8 +66,4 @@ def _text_rows(path: Path) -> list[list[str]]:
         raise InputError(f"{path} has no columns of ids and titles (--item-names): is it a text file?")
     if delimiter in ",;":
         return [split_line(line, delimiter) for line in lines]
-    return [[_unquote(cell.strip()) for cell in line.split(delimiter)] for line in lines]
-
-
-def _unquote(cell: str) -> str:
-    return cell[1:-1] if len(cell) > 1 and cell[0] == cell[-1] == '"' else cell
+    return [[re.sub('^"(.*)"$', r"\1", cell.strip()) for cell in line.split(delimiter)] for line in lines]

@@ -30,10 +30,8 @@ class NeuMF(nn.Module):
     embedding, so half of it belongs to each side. Each side has one table, GMF's columns first, MLP's after.
 
     Initial weights, as the NVIDIA recipe's: embeddings N(0, 0.01), hidden layers Glorot uniform, the output LeCun
-    uniform, biases 0; all from `seed`.
-
-    The first hidden layer is factored: W [u; i] = Wu u + Wi i, so Wi i is computed once for an item and Wu u once
-    for a user, however often they meet. It is exact, and over half of the network's arithmetic goes.
+    uniform, biases 0; all from `seed`. The first hidden layer is factored: W [u; i] = Wu u + Wi i, so that each term is
+    computed once per user or item. It is exact, and over half of the network's arithmetic goes.
 
     Of several processes each has the rows of its own users, from `user_offset` on, and all of the rest. Raises
     InputError for a width that cannot be built.

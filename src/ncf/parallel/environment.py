@@ -38,22 +38,14 @@ def process_env(environ: Mapping[str, str] = os.environ) -> ProcessEnv:
     if names[0] not in environ:
         return ProcessEnv()
     rank, world = (_number(environ, name) for name in names[:2])
-    local_rank, local_world = (
-        _number(environ, name, alone) for name, alone in zip(names[2:], (rank, world), strict=True)
-    )
+    local_rank, local_world = _number(environ, names[2], rank), _number(environ, names[3], world)
     if not (rank < world and local_rank < local_world <= world):
         shown = ", ".join(f"{name}={environ.get(name, '-')}" for name in names)
         raise InputError(f"a rank must be below the number of processes: got {shown}")
-    return ProcessEnv(
-        rank,
-        world,
-        local_rank,
-        local_world,
-        mpi=names is OPEN_MPI,
-        restarts=_number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
-        launched=environ.get("TORCHELASTIC_RUN_ID", "").startswith(LAUNCHED),
-        join_seconds=_number(environ, "NCF_JOIN_SECONDS", ProcessEnv.join_seconds),
-    )
+    restarts = _number(environ, "TORCHELASTIC_RESTART_COUNT", 0)
+    launched = environ.get("TORCHELASTIC_RUN_ID", "").startswith(LAUNCHED)
+    join_seconds = _number(environ, "NCF_JOIN_SECONDS", ProcessEnv.join_seconds)
+    return ProcessEnv(rank, world, local_rank, local_world, names is OPEN_MPI, restarts, launched, join_seconds)
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:

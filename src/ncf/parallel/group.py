@@ -79,11 +79,7 @@ class ProcessGroup:
         self.all_sum(0)
 
     def check_same(self, things: Mapping[str, Any]) -> None:
-        """Raise InputError, on all ranks, where one has another of `things` (which JSON can hold) than rank 0.
-
-        The versions of ncf and torch are compared too. Ranks that differ would train something else together, or wait
-        for each other for ever.
-        """
+        """Raise InputError, on all ranks, where one has other `things` (for JSON) or versions than rank 0."""
         for name, thing in {**things, "version of ncf or torch": [VERSION, str(torch.__version__)]}.items():
             found = self.all_gather(_hash(json.dumps(thing, sort_keys=True)))
             odd = [rank for rank, one in enumerate(found) if one != found[0]]
@@ -91,10 +87,7 @@ class ProcessGroup:
                 raise InputError(f"rank {odd[0]} has another {name} than rank 0: start all processes with the same")
 
     def gather_rows(self, table: Tensor) -> Iterator[Tensor]:
-        """On rank 0: the rows of all ranks' tables [U_r, D], in order, on the CPU, some MB at a time; elsewhere none.
-
-        Never more than one piece of another rank's table is held.
-        """
+        """On rank 0: the rows of all ranks' tables [U_r, D], in order, on the CPU, some MB at a time; else none."""
         step = rows_per_chunk(table)
         lengths = self.all_gather(len(table))
         for start in range(0, len(table), step):  # no piece where there are no rows: nobody would receive it

@@ -1,7 +1,7 @@
 """Score an evaluation set's candidates, rank the held-out items, aggregate: HR@k, NDCG@k, MRR."""
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -29,17 +29,9 @@ class Evaluation(Metrics):
 
     def to_dict(self) -> dict[str, int | float | str]:
         """What `ncf evaluate --json` prints."""
-        return {
-            f"hr@{self.k}": self.hr,
-            f"ndcg@{self.k}": self.ndcg,
-            "mrr": self.mrr,
-            "users": self.users,
-            "skipped": self.skipped,
-            "negatives": self.negatives,
-            "split": self.split,
-            "ties": self.ties,
-            "protocol": self.protocol,
-        }
+        values = asdict(self)
+        k, hr, ndcg = (values.pop(name) for name in ("k", "hr", "ndcg"))
+        return {f"hr@{k}": hr, f"ndcg@{k}": ndcg, **values}
 
 
 def evaluate(
@@ -53,9 +45,8 @@ def evaluate(
 ) -> Evaluation:
     """Rank every user's held-out item among its candidates.
 
-    Ties count against the held-out item. Of several processes each evaluates its own users, and the histograms of
-    positions are summed.
-    Raises RunError where a score is not finite.
+    Ties count against it. Of several processes each evaluates its own users, and the histograms of positions are
+    summed. Raises RunError where a score is not finite.
     """
     if eval_set.negatives is None:
         users_per_batch = min(users_per_batch, max(1, MAX_SCORES // eval_set.unseen.n_items))

@@ -110,10 +110,7 @@ class RunDirectory:
             write_weights(temporary, tensors, metadata, self.group, self.dataset.n_users)
 
     def load(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Read tensors, user tables cut to this process's users, and state back; rank 0 checks the whole file.
-
-        Raises InputError where they are absent, damaged or of another run.
-        """
+        """Tensors, user tables cut to this process's users, and state. Raises InputError where absent or damaged."""
         path, mine = self._file(name), self.dataset.interactions
         digest = self.group.broadcast(lambda: self._check_weights(path)["sha256"])
         try:

@@ -32,8 +32,8 @@ def make_directory(path: Path, run: RunConfig) -> None:
 def check_free(path: Path, *, overwrite: bool) -> list[Path]:
     """The files of a run, or of one that was stopped while it began, that a new run in `path` replaces.
 
-    `config.json` comes last: by it what a kill leaves of the others is recognized. Raises InputError where a run may
-    not be written there: it holds one (without `overwrite`), or anything else.
+    `config.json` comes last: by it the others are recognized. Raises InputError where the directory holds a run
+    (without `overwrite`) or anything else.
     """
     is_run = (path / CONFIG).exists()
     if is_run and not overwrite:
@@ -53,13 +53,7 @@ def check_free(path: Path, *, overwrite: bool) -> list[Path]:
 
 
 def start_run(
-    path: Path,
-    config: TrainConfig,
-    dataset: AnyDataset,
-    *,
-    resume: bool,
-    overwrite: bool,
-    group: ProcessGroup = SINGLE,
+    path: Path, config: TrainConfig, dataset: AnyDataset, *, resume: bool, overwrite: bool, group: ProcessGroup = SINGLE
 ) -> RunDirectory:
     """The run to train in the directory `path`, which exists: a new one, or with `resume` the one that is there.
 
@@ -69,8 +63,10 @@ def start_run(
     if not (group.broadcast((path / CONFIG).exists) and resume):
         if group.is_main:
             for file in check_free(path, overwrite=overwrite):
-                if not (file.name == DATASET and is_inside(dataset, path)):
-                    _delete(file)
+                if not file.is_dir():
+                    file.unlink()
+                elif not (file.name == DATASET and is_inside(dataset, path)):
+                    shutil.rmtree(file)
         return RunDirectory.create(path, config, dataset, group)
     run = RunDirectory.open(path, group, dataset=dataset)
     _check_same(run, config, dataset)
@@ -94,10 +90,3 @@ def _check_same(run: RunDirectory, config: TrainConfig, dataset: AnyDataset) -> 
             )
     if dataset.fingerprint != run.dataset.fingerprint:
         raise InputError(f"--resume: the run in {run.path} was trained on another dataset than {dataset.name}")
-
-
-def _delete(file: Path) -> None:
-    if file.is_dir():
-        shutil.rmtree(file)
-    else:
-        file.unlink()

@@ -7,7 +7,7 @@ file with zeros in its place.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,7 @@ BLANK = b"0" * 64  # stands for the digest until it is known
 def write_weights(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], group: ProcessGroup, n_users: int
 ) -> None:
-    """Write tensors, in order of their names, with `metadata` and the digest; all ranks call this, rank 0 writes.
-
-    Raises OSError where it cannot be written.
-    """
+    """Write tensors with `metadata` and the digest; all ranks call this, rank 0 writes. Raises OSError."""
     names = sorted(tensors)
     if not group.is_main:
         for name in filter(is_by_user, names):
@@ -40,8 +37,10 @@ def write_weights(
     with path.open("w+b") as file:
         file.write(header)
         for name in names:
-            for piece in group.gather_rows(tensors[name]) if is_by_user(name) else _pieces(tensors[name]):
-                content = piece.contiguous().reshape(-1).view(torch.uint8).numpy().data
+            tensor = tensors[name].detach()
+            pieces = group.gather_rows(tensor) if is_by_user(name) else torch.split(tensor, rows_per_chunk(tensor))
+            for piece in pieces:
+                content = piece.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
                 digest.update(content)
                 file.write(content)
         file.seek(header.index(BLANK))
@@ -80,11 +79,6 @@ def digest_of(path: Path, written: str) -> str:
 def is_by_user(name: str) -> bool:
     """Whether a tensor of that name (the model's, or Adam's) has a row per user."""
     return name.rpartition(".")[2] in NeuMF.BY_USER
-
-
-def _pieces(tensor: Tensor) -> Iterator[Tensor]:
-    for piece in torch.split(tensor.detach(), rows_per_chunk(tensor)):
-        yield piece.cpu()
 
 
 def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], n_users: int) -> bytes:

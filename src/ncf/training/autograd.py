@@ -10,7 +10,7 @@ from torch import Tensor
 from ncf.config import TrainConfig
 from ncf.errors import InputError, NcfWarning, RunError
 from ncf.model.batch import Batch
-from ncf.model.losses import Loss
+from ncf.model.losses import BinaryCrossEntropy
 from ncf.model.neumf import NeuMF
 from ncf.parallel.group import first_line
 
@@ -21,7 +21,7 @@ class AutogradGradients:
     def __init__(
         self,
         model: NeuMF,
-        loss: Loss,
+        loss: BinaryCrossEntropy,
         dtype: torch.dtype,
         config: TrainConfig,
         scaler: torch.amp.GradScaler,
@@ -45,14 +45,15 @@ class AutogradGradients:
             return nothing
         if self.device.type != "cpu":
             generator = None  # a GPU's dropout draws from the device's generator
-        if self.tried or not self.compiled:
-            return self._differentiate(batch, generator)
-        self.tried = True
         try:
-            return self._differentiate(batch, generator)
-        except Exception as error:  # noqa: BLE001 - what a compiler lacks shows in many ways, and only now
+            loss = self._differentiate(batch, generator)
+        except Exception as error:  # what a compiler lacks shows in many ways, and only at the first step
+            if self.tried or not self.compiled:
+                raise
             self._do_without_compiling(error)
-        return self._differentiate(batch, generator)
+            loss = self._differentiate(batch, generator)
+        self.tried = True
+        return loss
 
     def _loss_sum(
         self, users: Tensor, candidates: Tensor, weights: Tensor | None, generator: torch.Generator | None

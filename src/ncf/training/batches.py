@@ -17,12 +17,7 @@ STEPS_PER_EPOCH = 100
 
 
 def batch_size_of(config: TrainConfig, n_train: int, processes: int = 1) -> int:
-    """Samples in a step, positives and negatives together: as asked, or about 100 steps an epoch.
-
-    The default is never below one interaction per process.
-
-    Raises InputError where a batch could not hold one interaction and its negatives.
-    """
+    """Samples per step: as asked, or about 100 steps per epoch. Raises InputError where they hold no interaction."""
     each = 1 + config.negative_samples
     if config.batch_size is None:
         return max(processes, min(LARGEST_BATCH // each, math.ceil(n_train / STEPS_PER_EPOCH))) * each

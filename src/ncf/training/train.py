@@ -25,7 +25,7 @@ from ncf.parallel.group import SINGLE, ProcessGroup
 from ncf.ranking.eval_set import EvalSet, make_eval_set
 from ncf.ranking.evaluate import evaluate, protocol_line, warn_if_odd
 from ncf.ranking.scorer import NeuralScorer, PopularityScorer, Scorer
-from ncf.report import TensorBoard, closing_block, epoch_line, import_summary_writer, test_line
+from ncf.report import closing_block, epoch_line, import_summary_writer, test_line, write_events
 from ncf.runs.metrics_log import EpochRecord, MetricsLog, best_of
 from ncf.runs.run import BEST, DEPLOY, DEPLOY_LAST, LAST, LOCK, METRICS, RunDirectory, options_of
 from ncf.runs.start import make_directory, run_directory, start_run
@@ -63,12 +63,11 @@ def train(
 
     Of several processes each brings its own shard (`ncf.data.shard.load_dataset`); rank 0 writes files and lines.
 
-    Without a `config` its defaults serve or, with `resume`, the run's own options. The epoch is chosen on the
-    validation split (or as `select_on` says), and the test split is looked at once, at the end. SIGKILL at any moment
-    loses at most the running epoch; a resumed run is bit-equal on the same device and thread count.
+    Without a `config` its defaults serve or, with `resume`, the run's own options. The test split is used once, at the
+    end. SIGKILL at any moment loses at most the running epoch; a resumed run is bit-equal on the same CPU and threads.
 
     Raises InputError for options that cannot work with this dataset, device or directory; RunError for a run that
-    fails (a loss that is not finite, a full disk), which leaves the best epoch so far untouched.
+    fails (a loss that is not finite, a full disk), which leaves the best epoch so far as it is.
     """
     if not isinstance(dataset, (Dataset, Shard)):
         raise InputError(f"train takes a Dataset: make one with ncf.prepare(log): got {type(dataset).__name__}")
@@ -137,8 +136,7 @@ class _Session:
             self.stored.forget_result()
             self.stored.remove(DEPLOY)  # of an earlier choice of epochs
             self._train(trainer, history)
-        best = best_of(history, self.config.select_on)
-        if best is None:
+        if (best := best_of(history, self.config.select_on)) is None:
             raise RunError("no epoch was evaluated: --eval-after is not below the epochs of this run")
         del trainer  # its memory serves what follows
         if self.config.fit_all:
@@ -177,13 +175,13 @@ class _Session:
 
     def _train(self, trainer: Trainer, history: list[EpochRecord]) -> None:
         shown = self.run.tensorboard and self.group.is_main
-        board = TensorBoard(self.stored.path, len(history) + 1, self.config.topk) if shown else None
+        board = import_summary_writer()(str(self.stored.path), purge_step=len(history) + 1) if shown else None
         with closing(board) if board else nullcontext():
             try:
                 while not self._over(history):
                     self._epoch(trainer, history)
                     if board:
-                        board.add(history[-1])
+                        write_events(board, history[-1], self.config.topk)
             except KeyboardInterrupt:
                 done = f"epochs 1 to {len(history)} are saved" if history else "no epoch was finished yet"
                 raise KeyboardInterrupt(f"{done} in {self.stored.path}: go on with --resume") from None

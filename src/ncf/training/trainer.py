@@ -31,10 +31,7 @@ def stream(seed: int, epoch: int, rank: int, purpose: str) -> int:
 
 
 class Trainer:
-    """Trains `model`, in place, on pairs `users` and `items` [N], ascending users, int32.
-
-    Of several processes each has its own users' rows and pairs.
-    """
+    """Trains `model`, in place, on pairs `users` and `items` [N] of this process's users, ascending, int32."""
 
     def __init__(
         self,
