@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from pathlib import Path
 
@@ -6,13 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncf.config import PrepareConfig, RunConfig, TrainConfig
+from ncf.config import GROUPS, PrepareConfig, PrepareOptions, RunConfig, TrainConfig, TrainOptions
 from ncf.errors import InputError
 
 
 @pytest.mark.parametrize("group", [PrepareConfig, TrainConfig, RunConfig])
 def test_defaults_go_to_json_and_back(group):
     assert group.from_dict(json.loads(json.dumps(group().to_dict()))) == group()
+
+
+@pytest.mark.parametrize(("config", "keywords"), [(PrepareConfig, PrepareOptions), (TrainConfig, TrainOptions)])
+def test_editors_complete_every_option(config, keywords):
+    assert list(keywords.__annotations__) == [item.name for item in dataclasses.fields(config)]
+    assert {item.metadata["group"] for item in dataclasses.fields(config)} <= set(GROUPS)
 
 
 @given(
