@@ -30,10 +30,17 @@ class PrepareConfig(Options):
         None, "what separates the columns of a text file: characters, `tab` or `space` (default: detected)"
     )
     header: bool | None = _advanced(None, "whether the first line of a text file names the columns (default: detected)")
+    ties: str = _advanced(
+        "draw",
+        "a user's rows of equal or no time: their order is drawn (each is later than none of the others), or the file's",
+        choices=("draw", "file"),
+    )
     on_bad_rows: str = _advanced(
         "error", "a row that cannot be read: stop, or skip and count", choices=("error", "skip")
     )
-    seed: int = _advanced(0, "fixes the evaluation negatives, and a synthetic log", low=0, high=2**32 - 1)
+    seed: int = _advanced(
+        0, "fixes the evaluation negatives, the order of ties, and a synthetic log", low=0, high=2**32 - 1
+    )
     users: int = _advanced(2000, "users of a `synthetic` log", low=1)
     items: int = _advanced(1000, "items of a `synthetic` log", low=2)
     interactions: int = _advanced(120_000, "interactions of a `synthetic` log, to a few", low=1)
@@ -52,6 +59,7 @@ class PrepareOptions(TypedDict, total=False):
     item_names: Any
     delimiter: str | None
     header: bool | None
+    ties: str
     on_bad_rows: str
     seed: int
     users: int

@@ -89,7 +89,7 @@ def test_sizes_and_views(small):
     dataset = small()
     interactions = dataset.interactions
     assert (dataset.n_users, dataset.n_items, dataset.n_train) == (3, 4, 4)
-    users, items = interactions.everything()
+    users, items, _ = interactions.sequence("validation", "test")
     assert (users.tolist(), items.tolist()) == ([0, 0, 0, 0, 1, 1, 2], [3, 1, 2, 0, 0, 1, 2])
     users, items = interactions.seen_pairs()
     assert (users.tolist(), items.tolist()) == ([0, 0, 0, 0, 1, 1, 1, 2], [0, 1, 2, 3, 0, 1, 3, 2])

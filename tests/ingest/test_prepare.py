@@ -158,11 +158,34 @@ def test_a_repeated_pair_keeps_its_earliest(tmp_path):  # O06
     assert any(re.search(r"repeated pairs dropped: +2$", line) for line in format_summary(dataset))
 
 
-def test_without_a_time_the_order_of_the_rows_counts(tmp_path):  # O07
+def test_without_a_time_held_out_items_are_drawn(tmp_path):  # O07
+    rows = [(user, item) for user in range(200) for item in (10, 20, 30)]
+    dataset = prepare(write(tmp_path / "log.csv", rows, "user_id,item_id"), min_ratings=1)
+    counts = Counter(held(dataset, "test").values())
+    assert sorted(counts) == ["10", "20", "30"]
+    assert min(counts.values()) > 40  # each item is drawn as often; the file's order would hold out 30 alone
+    assert not dataset.interactions.ordered
+    lines = format_summary(dataset)
+    assert any("held-out items are drawn (--ties file takes the file's order)" in line for line in lines)
+
+
+def test_ties_file_takes_the_order_of_the_rows(tmp_path):
     path = write(tmp_path / "log.csv", [(1, 30), (1, 10), (1, 20)], "user_id,item_id")
-    dataset = prepare(path, min_ratings=1)
+    dataset = prepare(path, min_ratings=1, ties="file")
     assert (train_pairs(dataset), held(dataset, "test")) == ([("1", "30")], {"1": "20"})
     assert "first_time" not in dataset.summary
+    assert any("as in the file" in line for line in format_summary(dataset))
+
+
+def test_simultaneous_rows_are_counted_and_drawn(tmp_path):
+    rows = [(1, 10, 1, 5), (1, 20, 1, 7), (1, 30, 1, 7), (1, 40, 1, 7), (1, 50, 1, 8)]
+    dataset = prepare(write(tmp_path / "log.csv", rows), min_ratings=1)
+    assert dataset.summary["tied_rows"] == 3
+    assert dataset.interactions.earlier is not None
+    assert [counts.tolist() for counts in dataset.interactions.earlier] == [[0, 1, 1], [1], [4]]
+    assert any("60% of the rows tie" in line for line in format_summary(dataset))
+    last = {held(prepare(tmp_path / "log.csv", min_ratings=1, seed=seed), "validation")["1"] for seed in range(40)}
+    assert last == {"20", "30", "40"}
 
 
 def test_a_user_with_one_or_two_interactions(tmp_path):  # O08
@@ -198,7 +221,7 @@ def test_config_and_options(tmp_path):
     path = write(tmp_path / "log.csv", [(1, item, 1, item) for item in range(5)])
     dataset = prepare(path, config=PrepareConfig(min_ratings=2, seed=7), validation=False)
     assert dataset.seed == 7
-    assert dataset.summary["rules"] == {"min_ratings": 2, "min_value": None, "validation": False}
+    assert dataset.summary["rules"] == {"min_ratings": 2, "min_value": None, "validation": False, "ties": "draw"}
     with pytest.raises(InputError, match=r"unknown option minimum: choose among min_ratings, .*seed"):
         prepare(path, minimum=3)  # type: ignore[call-arg]
     with pytest.raises(InputError, match="--min-ratings must be at least 1: got 0"):
@@ -247,14 +270,14 @@ def test_the_summary_counts_every_drop_even_zero(tmp_path):
     assert Counter(line.index(line.split(":", 1)[1].strip()) for line in lines).most_common(1)[0][1] == len(lines)
 
 
-def test_touched_and_everything(tmp_path):
+def test_seen_pairs_and_sequence(tmp_path):
     rows = [(1, 10, 5, 1), (1, 20, 5, 2), (1, 30, 5, 3), (1, 40, 0, 4), (2, 40, 5, 1), (2, 10, 5, 2)]
     dataset = prepare(write(tmp_path / "log.csv", rows), min_ratings=1, min_value=1)
     users, items = dataset.interactions.seen_pairs()
     assert users.dtype == items.dtype == torch.int32
     expected = [("1", "10"), ("1", "20"), ("1", "30"), ("1", "40"), ("2", "10"), ("2", "40")]
     assert raw_pairs(dataset, users, items) == expected
-    users, items = dataset.interactions.everything()
+    users, items, _ = dataset.interactions.sequence("validation", "test")
     assert users.dtype == items.dtype == torch.int32
     assert raw_pairs(dataset, users, items) == [("1", "10"), ("1", "20"), ("1", "30"), ("2", "40"), ("2", "10")]
 

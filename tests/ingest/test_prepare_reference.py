@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ncf.data.dataset import Dataset
 from ncf.data.unseen import PAD
 from ncf.errors import InputError
 from ncf.ingest.prepare import prepare
@@ -49,23 +50,45 @@ def in_order(ids):
     return sorted(ids, key=int) if all(map(is_canonical, ids)) else sorted(ids)
 
 
-def reference(rows, min_ratings=20, min_value=None, validation=True, timed=True):
+def drawn(seed, user, item):
+    """The number that orders simultaneous rows, of SplitMix64, in plain integers."""
+    word = (1 << 64) - 1
+    step = 0x9E3779B97F4A7C15
+
+    def mix(x):
+        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & word
+        x = (x ^ (x >> 27)) * 0x94D049BB133111EB & word
+        return x ^ (x >> 31)
+
+    per_user = mix((mix((seed + step) & word) + (user + 1) * step) & word)
+    return mix((per_user + (item + 1) * step) & word) & (1 << 63) - 1
+
+
+def reference(rows, min_ratings=20, min_value=None, validation=True, timed=True, ties="draw", seed=0):
     """The rules, one row at a time; rows are (user, item, value, time) with ids as text."""
     user_order, item_order = in_order(r[0] for r in rows), in_order(r[1] for r in rows)
     kept = [r for r in rows if min_value is None or r[2] >= min_value]
     low = {(r[0], r[1]) for r in rows if min_value is not None and r[2] < min_value}
+
+    def place(numbered):
+        number, (user, item, _, time) = numbered
+        tie = number if ties == "file" else drawn(seed, user_order.index(user), item_order.index(item))
+        return (time if timed else 0, tie)
+
     histories = {}
-    for number, (user, item, _, time) in sorted(enumerate(kept), key=lambda r: (r[1][3] if timed else 0, r[0])):
-        del number, time
-        history = histories.setdefault(user, [])
-        if item not in history:
-            history.append(item)
+    for number, (user, item, _, time) in sorted(enumerate(kept), key=place):
+        history = histories.setdefault(user, {})
+        history.setdefault(item, number if ties == "file" else time if timed else 0)
     histories = {u: h for u, h in histories.items() if len(h) >= min_ratings}
     users = [u for u in user_order if u in histories]
     items = [i for i in item_order if any(i in h for h in histories.values())]
-    train, valid, test = [], {}, {}
+    train, valid, test, earlier = [], {}, {}, {}
     for user in users:
         history = list(histories[user])
+        moments = list(histories[user].values())
+        for item, moment in histories[user].items():
+            before = history.index(item) if ties == "file" else moments.index(moment)
+            earlier[user, item] = before
         if len(history) >= 2:
             test[user] = history.pop()
             if validation and len(history) >= 2:
@@ -73,11 +96,23 @@ def reference(rows, min_ratings=20, min_value=None, validation=True, timed=True)
         train += [(user, item) for item in history]
     kept_pairs = {(u, i) for u, h in histories.items() for i in h}
     dropped = {(u, i) for u, i in low if u in histories and i in items} - kept_pairs
-    return users, items, train, valid, test, dropped
+    return users, items, train, valid, test, dropped, earlier if timed or ties == "file" else None
+
+
+def earlier_of(dataset):
+    """How many interactions of its user are earlier, of each (user, item); None where the log has no order."""
+    if not dataset.interactions.ordered:
+        assert dataset.interactions.earlier is None
+        return None
+    users, items, counts = dataset.interactions.sequence("validation", "test")
+    pairs = raw_pairs(dataset, users.tolist(), items.tolist())
+    if counts is None:
+        return {pair: [one for one, _ in pairs[:place]].count(pair[0]) for place, pair in enumerate(pairs)}
+    return dict(zip(pairs, counts.tolist(), strict=True))
 
 
 def check(dataset, expected):
-    users, items, train, valid, test, dropped = expected
+    users, items, train, valid, test, dropped, earlier = expected
     assert list(map(str, dataset.user_ids)) == users
     assert list(map(str, dataset.item_ids)) == items
     assert train_pairs(dataset) == train
@@ -86,6 +121,7 @@ def check(dataset, expected):
     found = raw_pairs(dataset, dataset.interactions.dropped_users.tolist(), dataset.interactions.dropped_items.tolist())
     assert set(found) == dropped
     assert len(found) == len(dropped)
+    assert earlier_of(dataset) == earlier
 
 
 ids = st.one_of(
@@ -105,6 +141,14 @@ def logs(draw):
     return draw(st.lists(row, min_size=6, max_size=40))
 
 
+def write_rows(path, rows, *, timed):
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["user", "item", "rating", *["time"] * timed])
+        writer.writerows(row if timed else row[:3] for row in rows)
+    return path
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     rows=logs(),
@@ -112,14 +156,16 @@ def logs(draw):
     min_value=st.sampled_from([None, 2.5]),
     validation=st.booleans(),
     timed=st.booleans(),
+    ties=st.sampled_from(["draw", "file"]),
+    seed=st.integers(0, 2**32 - 1),
 )
-def test_prepare_agrees_with_the_reference(tmp_path_factory, rows, min_ratings, min_value, validation, timed):
+def test_prepare_agrees_with_the_reference(
+    tmp_path_factory, rows, min_ratings, min_value, validation, timed, ties, seed
+):
     path = tmp_path_factory.mktemp("log") / "log.csv"
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["user", "item", "rating", *["time"] * timed])
-        writer.writerows(row if timed else row[:3] for row in rows)
+    write_rows(path, rows, timed=timed)
     options = {"min_ratings": min_ratings, "min_value": min_value, "validation": validation}
+    options |= {"ties": ties, "seed": seed}
     expected = reference(rows, timed=timed, **options)
     if len(expected[0]) < 1 or len(expected[1]) < 2:
         with pytest.raises(InputError):
@@ -133,12 +179,15 @@ def test_prepare_agrees_with_the_reference(tmp_path_factory, rows, min_ratings, 
     assert facts["interactions"] == kept == len(expected[2]) + len(expected[3]) + len(expected[4])
     assert facts["users_dropped"] == len({r[0] for r in rows}) - len(expected[0])
     assert facts["items_dropped"] == len({r[1] for r in rows}) - len(expected[1])
-    assert prepare(path, **options).fingerprint == dataset.fingerprint
+    dataset.save(path.parent / "saved")
+    assert Dataset.load(path.parent / "saved").fingerprint == dataset.fingerprint
+    if ties == "draw":  # then the order of the file's rows does not matter
+        assert prepare(write_rows(path, sorted(rows), timed=timed), **options).fingerprint == dataset.fingerprint
 
 
 def test_a_large_shuffled_log_agrees_with_the_reference(tmp_path):
     rng = random.Random(0)
-    rows = [(str(rng.randrange(300)), str(rng.randrange(2000) * 5), 1, rng.randrange(9000)) for _ in range(150_000)]
+    rows = [(str(rng.randrange(80)), str(rng.randrange(2000) * 5), 1, rng.randrange(400)) for _ in range(40_000)]
     path = write(tmp_path / "log.csv", rows)
     check(prepare(path), reference(rows))
 

@@ -37,7 +37,7 @@ def test_any_of_the_three_files_finds_the_others(split, part):
     assert dataset.user_ids.tolist() == [0, 1, 2]
     assert dataset.item_ids.tolist() == [0, 1, 2, 3, 4, 5, 8]  # the union of the three files
     assert dataset.interactions.train_users.tolist() == [0, 0, 1, 2]
-    assert dataset.interactions.train_items.tolist() == [3, 1, 0, 5]  # as in the file, whatever the times
+    assert dataset.interactions.train_items.tolist() == [1, 3, 0, 5]  # by their own times
     assert dataset.interactions.validation_items.tolist() == [PAD] * 3
     assert dataset.interactions.test_items.tolist() == [4, 2, 0]
     assert dataset.interactions.negatives.tolist() == [
@@ -54,8 +54,17 @@ def test_rows_in_any_order_and_lists_of_any_length(split):
     folder = split("2 5 1 1\n0 3 5 9\n1 0 3 1\n0 1 4 7\n", TEST, "(2,0) 1\n(0, 4)\t0\t2\t8\n(1,2) 1 3\n")
     dataset = prepare(folder / "x.train.rating")
     assert dataset.interactions.train_users.tolist() == [0, 0, 1, 2]
-    assert dataset.interactions.train_items.tolist() == [3, 1, 0, 5]
+    assert dataset.interactions.train_items.tolist() == [1, 3, 0, 5]
     assert dataset.interactions.negatives.tolist() == [[0, 2, 6], [1, 3, PAD], [1, PAD, PAD]]
+
+
+def test_simultaneous_training_rows(split):
+    folder = split(train=TRAIN + "0\t2\t5\t9\n", test=TEST, negative=None)
+    dataset = prepare(folder / "x.train.rating")
+    assert dataset.interactions.earlier is not None
+    assert dataset.interactions.earlier.train.tolist() == [0, 1, 1, 0, 0]
+    assert dataset.interactions.earlier.test.tolist() == [3, 1, 1]  # the test item is the last, whatever its time
+    assert prepare(folder / "x.train.rating", ties="file").interactions.train_items.tolist() == [1, 3, 2, 0, 5]
 
 
 def test_text_ids_and_unions(split):
@@ -96,7 +105,7 @@ def test_a_test_item_in_training_is_warned_of_and_repeats_are_dropped(split):
     folder = split(train=TRAIN + "0\t4\t1\t1\n0\t3\t1\t1\n")
     with pytest.warns(NcfWarning, match="1 users have their test item among their training rows"):
         dataset = prepare(folder / "x.train.rating")
-    assert dataset.interactions.train_items.tolist() == [3, 1, 4, 0, 5]
+    assert dataset.interactions.train_items.tolist() == [4, 3, 1, 0, 5]
     assert dataset.summary["repeated_pairs"] == 1
 
 

@@ -269,7 +269,7 @@ def test_fit_all_trains_on_everything_for_the_chosen_epochs(tmp_path, tiny):
         recommender.evaluate()
     assert Recommender.load(tmp_path, device="cpu", weights="best").evaluate().to_dict() == result.test
     assert not (tmp_path / "deploy-last.safetensors").exists()
-    users, items = tiny.interactions.everything()
+    users, items, _ = tiny.interactions.sequence("validation", "test")
     trainer = Trainer(RunDirectory.open(tmp_path).new_model(), users, items, SMALL, torch.device("cpu"), "deploy")
     for number in range(1, result.best_epoch + 1):
         trainer.epoch(number)

@@ -76,6 +76,9 @@ class Dataset:
             "titles": self.titles,
             "negatives": mine.negatives,
         }
+        if mine.earlier is not None:
+            content |= {f"earlier {name}": counts for name, counts in mine.earlier._asdict().items()}
+        content |= {} if mine.ordered else {"ordered": False}
         digest = hashlib.sha256(b"ncf dataset 1")
         for name, value in content.items():
             digest.update(f"\n{name} ".encode())

@@ -5,6 +5,7 @@
     items.parquet       id, title
     train.parquet       user, item           by user, within a user in order of time
     heldout.parquet     user, item, split    `validation` or `test`
+                        earlier              in both, only where a user has rows of equal time: see `Interactions`
     seen.parquet        user, item           what --min-value dropped
     negatives.parquet   user, item           only where evaluation negatives came with the log
 
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ncf.data.duckdb_session import connect, explain
-from ncf.data.interactions import SPLITS, Interactions
+from ncf.data.interactions import SPLITS, Earlier, Interactions
 from ncf.data.parquet import read_parquet, read_parquet_metadata, write_parquet
 from ncf.data.unseen import PAD
 from ncf.errors import InputError
@@ -56,6 +57,7 @@ def write_dataset(
     negatives = interactions.negatives
     manifest = {"kind": KIND, "format_version": FORMAT_VERSION, **about}
     manifest["negatives"] = None if negatives is None else negatives.shape[1]
+    manifest |= {} if interactions.ordered else {"ordered": False}
     tables = {"users": {"id": ids["users"]}, "items": {"id": ids["items"]}, **_tables_of(interactions)}
     if titles is not None:
         tables["items"]["title"] = titles
@@ -135,7 +137,8 @@ def read_interactions(
         table["user"] = table["user"] - np.int32(offset)
     n_users, width = end - offset, manifest.get("negatives")
     heldout = tables["heldout"]
-    held = [_spread(heldout, heldout["split"] == split, n_users) for split in SPLITS]
+    held_rows = [heldout["split"] == split for split in SPLITS]
+    held = [_spread(heldout, "item", rows, n_users) for rows in held_rows]
     result = Interactions(
         n_users,
         manifest["items"],
@@ -147,6 +150,8 @@ def read_interactions(
         torch.from_numpy(tables["seen"]["item"]),
         None if width is None else torch.from_numpy(tables["negatives"]["item"]).view(n_users, width),
         offset,
+        _earlier(tables, held_rows, n_users) if "earlier" in tables["train"] else None,
+        bool(manifest.get("ordered", True)),
     )
     sizes = [len(tables[name]["id"]) for name in ("users", "items") if name in tables]
     if sizes and sizes != [n_users, manifest["items"]]:
@@ -156,10 +161,15 @@ def read_interactions(
     return result
 
 
-def _spread(table: dict[str, np.ndarray], rows: np.ndarray, n_users: int) -> Tensor:
-    """The item of each user in the chosen rows, [U]; PAD where there is none."""
-    users, items = torch.from_numpy(table["user"][rows]).long(), torch.from_numpy(table["item"][rows])
-    return torch.full((n_users,), PAD, dtype=torch.int32).index_put_((users,), items)
+def _spread(table: dict[str, np.ndarray], column: str, rows: np.ndarray, n_users: int) -> Tensor:
+    """A column of each user in the chosen rows, [U]; PAD where there is none."""
+    users, values = torch.from_numpy(table["user"][rows]).long(), torch.from_numpy(table[column][rows])
+    return torch.full((n_users,), PAD, dtype=torch.int32).index_put_((users,), values)
+
+
+def _earlier(tables: Tables, held_rows: list[np.ndarray], n_users: int) -> Earlier:
+    held = (_spread(tables["heldout"], "earlier", rows, n_users) for rows in held_rows)
+    return Earlier(torch.from_numpy(tables["train"]["earlier"]), *held)
 
 
 def _tables_of(interactions: Interactions) -> Tables:
@@ -174,6 +184,10 @@ def _tables_of(interactions: Interactions) -> Tables:
         },
         "seen": {"user": interactions.dropped_users.numpy(), "item": interactions.dropped_items.numpy()},
     }
+    if interactions.earlier is not None:
+        tables["train"]["earlier"] = interactions.earlier.train.numpy()
+        of_held = [interactions.earlier.of(split)[users] for split, users in held]
+        tables["heldout"]["earlier"] = torch.cat(of_held).numpy()
     if interactions.negatives is not None:
         n_users, width = interactions.negatives.shape
         users = np.repeat(np.arange(n_users, dtype=np.int32), width)

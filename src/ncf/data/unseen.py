@@ -9,6 +9,8 @@ import copy
 import torch
 from torch import Tensor
 
+from ncf.data.hashing import hash_chain
+
 PAD = -1  # in an array of items: there is none
 CHUNK = 2**17  # evaluation negatives drawn at a time, so that what each is compared with stays in the cache
 
@@ -90,30 +92,12 @@ def _floyd(users: Tensor, counts: Tensor, n: int, seed: int) -> Tensor:
     """`n` distinct numbers below `counts` [B] for each of `users` [B]: [B, n], all of them where they are too few."""
     place = torch.arange(n, device=users.device)
     last = (counts.unsqueeze(1) - n + place).clamp(min=0)  # Floyd's j: the numbers to choose from are 0 .. j
-    last, number = last.T.int().contiguous(), (_hash(seed, users, n) % (last + 1)).T.int().contiguous()  # [n, B]
+    last, number = (
+        last.T.int().contiguous(),
+        (hash_chain(seed, users.unsqueeze(1), place) % (last + 1)).T.int().contiguous(),
+    )  # [n, B]
     for i in range(1, n):
         taken = (number[:i] == number[i]).any(0)
         number[i] = torch.where(taken, last[i], number[i])
     every = torch.where(place < counts.unsqueeze(1), place, PAD)
     return torch.where((counts > n).unsqueeze(1), number.T.long(), every)
-
-
-def _signed(number: int) -> int:
-    """The int64 with the low 64 bits of `number`."""
-    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
-
-
-def _mix(x: Tensor) -> Tensor:
-    """The finalizer of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) on int64, which wraps as uint64 does."""
-    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _signed(0xBF58476D1CE4E5B9)
-    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _signed(0x94D049BB133111EB)
-    return x ^ ((x >> 31) & ((1 << 33) - 1))
-
-
-def _hash(seed: int, users: Tensor, n: int) -> Tensor:
-    """Numbers from 0 to 2**63 - 1 for `users` [B]: [B, n], each from (seed, user, place) alone."""
-    step = 0x9E3779B97F4A7C15
-    start = _mix(torch.full_like(users, _signed(seed + step), dtype=torch.int64))
-    per_user = _mix(start + (users.long() + 1) * _signed(step))
-    places = torch.arange(1, n + 1, device=users.device) * _signed(step)
-    return _mix(per_user.unsqueeze(1) + places) & ((1 << 63) - 1)

@@ -19,7 +19,7 @@ import torch
 from ncf.config import PrepareConfig, PrepareOptions
 from ncf.data.dataset import Dataset
 from ncf.data.duckdb_session import connect
-from ncf.data.interactions import Interactions
+from ncf.data.interactions import Earlier, Interactions
 from ncf.data.storage import check_dataset_output
 from ncf.data.unseen import PAD
 from ncf.errors import InputError, NcfWarning
@@ -101,7 +101,7 @@ def _prepare(
         raise InputError(f"--min-value {config.min_value:g} needs a rating, and no column is one: name --value-column")
     log = read_log(con, scan, config, progress=progress)
     split = split_log(log, config)
-    rules = {name: getattr(config, name) for name in ("min_ratings", "min_value", "validation")}
+    rules = {name: getattr(config, name) for name in ("min_ratings", "min_value", "validation", "ties")}
     facts = _facts_of_scan(source, scan, log) | {"rules": rules}
     ids = log.users.values[split.kept_users], log.items.values[split.kept_items]
     return _assemble(*ids, split, None, config, files, facts)
@@ -127,6 +127,8 @@ def _assemble(
         dropped_users=torch.from_numpy(split.dropped[0]),
         dropped_items=torch.from_numpy(split.dropped[1]),
         negatives=None if negatives is None else torch.from_numpy(negatives),
+        earlier=None if split.earlier is None else Earlier(*map(torch.from_numpy, split.earlier)),
+        ordered=split.ordered,
     )
     dataset = Dataset("", user_ids, item_ids, interactions, seed=config.seed, titles=titles)
     return replace(dataset, summary={**facts, **split.counts, "titles": titles_file, **_counts(dataset)})
@@ -150,7 +152,7 @@ def _from_presplit(
         "rows_read": found.rows_read,
         "bad_rows": found.bad_rows,
         "negatives": 0 if found.negatives is None else found.negatives.shape[1],
-        "rules": {"min_ratings": 1, "min_value": None, "validation": False, "given_split": True},
+        "rules": {"min_ratings": 1, "min_value": None, "validation": False, "ties": config.ties, "given_split": True},
     }
     return _assemble(found.user_ids, found.item_ids, found.split, found.negatives, config, None, facts)
 

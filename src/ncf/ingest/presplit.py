@@ -1,6 +1,7 @@
 """A split that came ready made, as He et al. publish theirs: `X.train.rating`, `X.test.rating` and `X.test.negative`.
 
-It is taken as it is: not filtered, not split or sorted anew. The catalogue and the users are the union of the files'.
+It is taken as it is: not filtered, not split anew. Training rows are put in order of their own times. The catalogue and
+the users are the union of the files'.
 """
 
 import re
@@ -14,10 +15,11 @@ import numpy as np
 from ncf.config import PrepareConfig
 from ncf.data.unseen import PAD
 from ncf.errors import InputError, NcfWarning
+from ncf.ingest.order import Rows, order_rows
 from ncf.ingest.read import Ids, read_log
 from ncf.ingest.scan import open_scan
 from ncf.ingest.sources import GIVEN_SPLIT, Files
-from ncf.ingest.split import Split, first_of_pairs, time_order
+from ncf.ingest.split import Split, first_of_pairs
 from ncf.ingest.text import read_lines
 
 PARTS = ("train.rating", "test.rating", "test.negative")
@@ -75,11 +77,10 @@ def read_presplit(
     user_ids, (train_users, test_users, row_users) = merge_ids([train.users, test.users], tables[0])
     item_ids, (train_items, test_items, row_items) = merge_ids([train.items, test.items], tables[1])
     users, items = train_users[train.users.codes], train_items[train.items.codes]
-    order = time_order(users, None)
-    if order is not None:
-        users, items = users[order], items[order]
-    first = first_of_pairs(users, items, len(item_ids))
-    kept = (users, items) if first is None else (users[first], items[first])
+    # Ordered by their own times; those of the test file are never compared with them: its item is the last.
+    found = order_rows(users, items, train.times, config.ties, config.seed)
+    first = first_of_pairs(found.users, found.items, len(item_ids))
+    kept = found if first is None else found.only(first)
     held = _held_out(test_users[test.users.codes], test_items[test.items.codes], len(user_ids), files.test)
     _warn_of_leaks(kept, held, len(item_ids))
     negatives = None
@@ -88,8 +89,23 @@ def read_presplit(
         negatives = _place_negatives(placed, held, files.negatives)
     nothing = np.zeros(0, np.int32)
     no_validation = np.full(len(user_ids), PAD, np.int32)
-    places = np.arange(len(user_ids)), np.arange(len(item_ids))
-    split = Split(*places, kept, no_validation, held, (nothing, nothing), {"repeated_pairs": len(users) - len(kept[0])})
+    counts = {"repeated_pairs": len(users) - len(kept.users), "tied_rows": int(kept.tied().sum())}
+    ordered = train.times is not None or config.ties == "file"
+    earlier = None
+    if ordered and counts["tied_rows"]:
+        of_test = np.where(held == PAD, PAD, np.bincount(kept.users, minlength=len(user_ids))).astype(np.int32)
+        earlier = kept.earlier(), no_validation, of_test
+    split = Split(
+        kept_users=np.arange(len(user_ids)),
+        kept_items=np.arange(len(item_ids)),
+        train=(kept.users, kept.items),
+        validation=no_validation,
+        test=held,
+        dropped=(nothing, nothing),
+        counts=counts,
+        earlier=earlier,
+        ordered=ordered,
+    )
     bad_rows = train.bad_rows + test.bad_rows
     rows_read = len(users) + len(test.users.codes) + bad_rows
     return Presplit(user_ids, item_ids, split, negatives, rows_read, bad_rows)
@@ -137,9 +153,9 @@ def _held_out(users: np.ndarray, items: np.ndarray, n_users: int, path: Path) ->
     return held
 
 
-def _warn_of_leaks(train: tuple[np.ndarray, np.ndarray], held: np.ndarray, n_items: int) -> None:
+def _warn_of_leaks(train: Rows, held: np.ndarray, n_items: int) -> None:
     users = np.flatnonzero(held != PAD)
-    keys = train[0].astype(np.int64) * n_items + train[1]
+    keys = train.users.astype(np.int64) * n_items + train.items
     leaks = int(np.isin(users * n_items + held[users], keys).sum())
     if leaks:
         warnings.warn(f"{leaks} users have their test item among their training rows", NcfWarning, stacklevel=4)

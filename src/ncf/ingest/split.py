@@ -1,9 +1,10 @@
 """The rules that make a dataset's arrays of a log's rows: drop, filter, renumber, order, hold out.
 
-All of it is sorts and counts over int64 keys of 8 bytes a row; the answer depends on the rows alone.
+All of it is sorts and counts over int64 keys of 8 bytes a row. The answer depends on what the rows say; on their order
+in the file only with `--ties file`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,9 +12,8 @@ import torch
 from ncf.config import PrepareConfig
 from ncf.data.unseen import PAD
 from ncf.errors import InputError
+from ncf.ingest.order import order_rows
 from ncf.ingest.read import Log
-
-CHUNK = 1 << 16  # rows sorted at a time
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ class Split:
     test: np.ndarray  # [U] int32
     dropped: tuple[np.ndarray, np.ndarray]  # [M] int32 users and items
     counts: dict[str, int]
+    earlier: tuple[np.ndarray, ...] | None = None  # int32, of train, validation and test: see `Interactions`
+    ordered: bool = True
 
 
 def split_log(log: Log, config: PrepareConfig) -> Split:
@@ -38,15 +40,11 @@ def split_log(log: Log, config: PrepareConfig) -> Split:
         enough = log.values >= config.min_value
         low = users[~enough], items[~enough]
         users, items, times = users[enough], items[enough], None if times is None else times[enough]
-    order = time_order(users, times)
-    if order is not None:
-        users, items = users[order], items[order]
-    rows = len(users)
-    first = first_of_pairs(users, items, n_items)
-    if first is not None:
-        users, items = users[first], items[first]
-    pairs = len(users)
-    degrees = np.bincount(users, minlength=n_users)
+    found = order_rows(users, items, times, config.ties, config.seed)
+    first = first_of_pairs(found.users, found.items, n_items)
+    rows = found if first is None else found.only(first)
+    pairs = len(rows.users)
+    degrees = np.bincount(rows.users, minlength=n_users)
     active = degrees >= config.min_ratings
     if not pairs and low is not None and log.values is not None:
         raise InputError(
@@ -59,58 +57,37 @@ def split_log(log: Log, config: PrepareConfig) -> Split:
             " lower --min-ratings"
         )
     if not active.all():
-        of_active = active[users]
-        users, items = users[of_active], items[of_active]
-    used = np.bincount(items, minlength=n_items) > 0
+        rows = rows.only(active[rows.users])
+    used = np.bincount(rows.items, minlength=n_items) > 0
     if used.sum() < 2:
         fix = "lower --min-ratings" if config.min_ratings > 1 else "give a log with more"
         raise InputError(f"{used.sum()} item is left of {n_items}: a recommender needs 2 or more; {fix}")
-    users, items = _renumber(users, active), _renumber(items, used)
-    dropped = _dropped(low, active, used, users, items)
+    rows = replace(rows, users=_renumber(rows.users, active), items=_renumber(rows.items, used))
+    dropped = _dropped(low, active, used, rows.users, rows.items)
+    ordered = times is not None or config.ties == "file"
     counts = {
         "rows_below_min_value": 0 if low is None else len(low[0]),
-        "repeated_pairs": rows - pairs,
+        "repeated_pairs": len(found.users) - pairs,
         "users_dropped": int(n_users - active.sum()),
-        "rows_of_dropped_users": pairs - len(users),
+        "rows_of_dropped_users": pairs - len(rows.users),
         "items_dropped": int(n_items - used.sum()),
+        "tied_rows": int(rows.tied().sum()),
     }
-    train, validation, test = hold_out(users, items, degrees[active], validation=config.validation)
-    return Split(np.flatnonzero(active), np.flatnonzero(used), train, validation, test, dropped, counts)
-
-
-def time_order(users: np.ndarray, times: np.ndarray | None) -> np.ndarray | None:
-    """The order by (user, time, row), or by (user, row) without times; None where the rows are in it already."""
-    by_user = None
-    if (users[1:] < users[:-1]).any():
-        by_user = torch.sort(torch.from_numpy(users), stable=True).indices.numpy()
-        users, times = users[by_user], None if times is None else times[by_user]
-    if times is None:
-        return by_user
-    ranks, bits = _whole(times)
-    key = users.astype(np.int64)
-    key <<= bits
-    key += ranks
-    if (key[1:] >= key[:-1]).all():
-        return by_user
-    order = np.empty(len(key), dtype=np.int64)
-    ends = np.cumsum(np.bincount(users))
-    begin = 0
-    while begin < len(key):  # whole users at a time, so that the sort stays in the cache: four times as fast
-        end = ends[np.searchsorted(ends, min(begin + CHUNK, len(key)))]
-        order[begin:end] = np.argsort(key[begin:end], kind="stable") + begin
-        begin = end
-    return order if by_user is None else by_user[order]
-
-
-def _whole(times: np.ndarray) -> tuple[np.ndarray, int]:
-    """Times as integers from 0 in the same order, which fit beside an int32 in 63 bits; and how many bits they take."""
-    if times.size and abs(low := int(times.min())) < 2**62 and (span := int(times.max()) - low) < 2**32:
-        whole = times.astype(np.int64)
-        if times.dtype.kind == "i" or (whole == times).all():
-            whole -= low
-            return whole, span.bit_length()
-    ranks = np.unique(times, return_inverse=True)[1]
-    return ranks, int(ranks.max(initial=0)).bit_length()
+    in_train, *held = hold_out(degrees[active], validation=config.validation)
+    split = Split(
+        kept_users=np.flatnonzero(active),
+        kept_items=np.flatnonzero(used),
+        train=(rows.users[in_train], rows.items[in_train]),
+        validation=_at(rows.items, held[0]),
+        test=_at(rows.items, held[1]),
+        dropped=dropped,
+        counts=counts,
+        ordered=ordered,
+    )
+    if not (ordered and counts["tied_rows"]):
+        return split
+    earlier = rows.earlier()
+    return replace(split, earlier=(earlier[in_train], *(_at(earlier, places) for places in held)))
 
 
 def first_of_pairs(users: np.ndarray, items: np.ndarray, n_items: int) -> np.ndarray | None:
@@ -148,20 +125,22 @@ def _dropped(
     return (pairs // n_items).astype(np.int32), (pairs % n_items).astype(np.int32)
 
 
-def hold_out(
-    users: np.ndarray, items: np.ndarray, degrees: np.ndarray, *, validation: bool
-) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray, np.ndarray]:
-    """Take each user's last item for the test, and the last but one for validation, of rows by (user, time).
+def hold_out(degrees: np.ndarray, *, validation: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Which rows, by user and in order, are for training [n]; each user's row for validation and for the test [U].
 
-    A user keeps one interaction for training before the test takes one, and one before validation does.
+    The test takes the last row and validation the last but one; PAD where a user has none. A user keeps one
+    interaction for training before the test takes one, and one before validation does.
     """
     last = np.cumsum(degrees) - 1
-    in_train = np.ones(len(users), dtype=bool)
-    held = {}
-    for name, place, wanted in (("test", 0, True), ("validation", 1, validation)):
-        has = (degrees >= place + 2) & wanted
-        rows = last[has] - place
-        held[name] = np.full(len(degrees), PAD, dtype=np.int32)
-        held[name][has] = items[rows]
-        in_train[rows] = False
-    return (users[in_train], items[in_train]), held["validation"], held["test"]
+    in_train = np.ones(degrees.sum(), dtype=bool)
+    held = []
+    for place, wanted in ((1, validation), (0, True)):
+        rows = np.where((degrees >= place + 2) & wanted, last - place, PAD)
+        in_train[rows[rows != PAD]] = False
+        held.append(rows)
+    return in_train, held[0], held[1]
+
+
+def _at(values: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """The values at `places`, PAD where there is none."""
+    return np.where(places == PAD, PAD, values[places]).astype(np.int32)

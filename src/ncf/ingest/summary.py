@@ -44,14 +44,13 @@ def format_summary(dataset: Dataset) -> list[str]:
     for key, label in drops.items():
         rows = f" (with {facts['rows_of_dropped_users']:,} rows)" if key == "users_dropped" and key in facts else ""
         lines += [(label, f"{facts[key]:,}{rows}")] if key in facts else []
-    timed = "first_time" in facts
-    times = f"{facts['first_time']} to {facts['last_time']}" if timed else "none: the rows' order counts"
     held = ", ".join(f"{facts[f'users_without_{split}']:,} users without {split}" for split in ("validation", "test"))
     lines += [
         ("users", f"{facts['users']:,}"),
         ("items", f"{facts['items']:,}"),
         ("interactions", f"{facts['interactions']:,} (density {facts['density']:.4%})"),
-        ("time", times),
+        ("time", f"{facts['first_time']} to {facts['last_time']}" if "first_time" in facts else "none"),
+        ("order", _order(dataset)),
         ("split", f"{facts['train']:,} train, {facts['validation']:,} validation, {facts['test']:,} test ({held})"),
     ]
     if facts["titles"]:
@@ -70,3 +69,13 @@ def _form(facts: dict[str, Any]) -> list[tuple[str, str]]:
         header = "a header" if facts["header"] else "no header"
         form += f", separated by {describe(facts['delimiter'])}, {header}"
     return [("format", form), ("columns", columns)]
+
+
+def _order(dataset: Dataset) -> str:
+    """How a user's rows are ordered."""
+    facts, timed = dataset.summary, "first_time" in dataset.summary or "given_split" in dataset.summary["rules"]
+    if facts["rules"]["ties"] == "file":
+        return "by time, then as in the file" if timed else "as in the file"
+    if not dataset.interactions.ordered:
+        return "none: held-out items are drawn (--ties file takes the file's order)"
+    return f"by time; {facts['tied_rows'] / facts['interactions']:.0%} of the rows tie with another: drawn among them"

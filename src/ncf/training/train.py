@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ncf.config import RunConfig, TrainConfig
 from ncf.data.dataset import Dataset
+from ncf.data.interactions import SPLITS
 from ncf.data.shard import AnyDataset, Shard
 from ncf.device import check_fits, configured, pick_device
 from ncf.errors import InputError, RunError
@@ -224,7 +225,7 @@ class _Session:
         """Train the model to deploy: as many epochs as were chosen, on every interaction, held-out ones too."""
         if self.stored.epoch_of(DEPLOY) == epochs:
             return
-        users, items = self.dataset.interactions.everything()
+        users, items, _ = self.dataset.interactions.sequence(*SPLITS)
         trainer = self._trainer(users, items, "deploy")
         done = 0
         if self.stored.has(DEPLOY_LAST):
