@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))  # runs where ncf is 
 from gpu_checks import check_all, failures
 
 from ncf.config import TrainConfig
+from ncf.data.interactions import Sequence
 from ncf.device import pick_device
 from ncf.model.neumf import NeuMF
 from ncf.training.autograd import wants_compile
@@ -83,7 +84,9 @@ class Bench:
 
     def batches(self, way: Way) -> Batches:
         """The batches of a way."""
-        return Batches(self.users, self.items, self.n_users, self.n_items, self._config(way), pad=way.compiled)
+        return Batches(
+            Sequence(self.users, self.items), self.n_users, self.n_items, self._config(way), pad=way.compiled
+        )
 
     def steps(self, way: Way, batches: Batches) -> Iterator[int]:
         """Train without end, a step at a time: where in its epoch the step is, from 1."""

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ncf.config import TrainConfig
 from ncf.cpu.gradients import CpuGradients
+from ncf.data.interactions import Sequence
 from ncf.errors import InputError
 from ncf.model.neumf import NeuMF
 from ncf.model.products import DTYPES
@@ -82,7 +83,7 @@ class Planted:
 
     def batches(self, config: TrainConfig) -> Batches:
         """Its batches."""
-        return Batches(*self.pairs, self.users, self.items, config, pad=wants_compile(config, self.device))
+        return Batches(Sequence(*self.pairs), self.users, self.items, config, pad=wants_compile(config, self.device))
 
     def step(self, config: TrainConfig, group: ProcessGroup = SINGLE, spread: float = 1) -> Step:
         """A step on a new model, of embeddings so many times wider than usual; by autograd on a CPU too."""

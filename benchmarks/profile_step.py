@@ -21,10 +21,11 @@ from torch.profiler import profile
 
 from ncf.config import TrainConfig
 from ncf.cpu.forward import PAIRS
-from ncf.cpu.threads import thread_count
+from ncf.data.interactions import Sequence
 from ncf.device import configure_cpu, device_name
 from ncf.model.batch import Batch
 from ncf.model.neumf import NeuMF
+from ncf.threads import thread_count
 from ncf.training.batches import Batches
 from ncf.training.step import Step
 
@@ -76,7 +77,7 @@ def batches(config: TrainConfig) -> tuple[float, float, int]:
     generator = torch.Generator().manual_seed(0)
     users = torch.randint(USERS, (INTERACTIONS,), generator=generator, dtype=torch.int32).sort().values
     items = torch.randint(ITEMS, (INTERACTIONS,), generator=generator, dtype=torch.int32)
-    source = Batches(users, items, USERS, ITEMS, config)
+    source = Batches(Sequence(users, items), USERS, ITEMS, config)
     epoch, taken = source.epoch(generator), []
     for _ in range(8):
         begin = time.perf_counter()

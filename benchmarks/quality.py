@@ -73,7 +73,7 @@ def ncf_epochs(dataset: Dataset, config: TrainConfig) -> Iterator[NeuralScorer]:
     """Train an epoch at a time."""
     model = NeuMF(dataset.n_users, dataset.n_items, seed=config.seed)
     mine = dataset.interactions
-    trainer = Trainer(model, mine.train_users, mine.train_items, config, torch.device("cpu"), "train")
+    trainer = Trainer(model, mine.sequence(), config, torch.device("cpu"), "train")
     for number in range(1, sys.maxsize):
         trainer.epoch(number)
         yield NeuralScorer(model)

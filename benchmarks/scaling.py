@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ncf.config import TrainConfig
 from ncf.data.dataset import Dataset
+from ncf.data.interactions import Sequence
 from ncf.data.shard import shard_borders
 from ncf.device import configure_cpu
 from ncf.ingest.synthetic import generate
@@ -120,7 +121,7 @@ def work(folder: Path, arguments: argparse.Namespace) -> None:
         config = TrainConfig(batch_size=arguments.batch_size, precision=arguments.precision)
         model = NeuMF(end - first, arguments.items, user_offset=first)
         own = torch.from_numpy(users[rows] - np.int32(first)), torch.from_numpy(np.array(items[rows]))
-        trainer = Trainer(model, *own, config, torch.device("cpu"), "train", group)
+        trainer = Trainer(model, Sequence(*own), config, torch.device("cpu"), "train", group)
         steps = take_steps(trainer)
         with CountCollectives() as count:
             next(steps)

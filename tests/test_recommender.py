@@ -11,7 +11,7 @@ from ncf.files import locked
 from ncf.ranking.topk import top_items
 from ncf.runs.run import RunDirectory
 
-OPTIONS: dict[str, Any] = {"factors": 8, "layers": (32, 16), "epochs": 3, "valid_negative": 20}
+OPTIONS: dict[str, Any] = {"recipe": "nvidia", "factors": 8, "layers": (32, 16), "epochs": 3, "valid_negative": 20}
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from tqdm import tqdm
 from ncf import __version__
 from ncf.config import BenchmarkConfig, TrainConfig
 from ncf.data.dataset import Dataset
+from ncf.data.history import Histories
 from ncf.data.interactions import Interactions
 from ncf.data.unseen import PAD
 from ncf.device import check_fits, configured, device_name, peak_memory, pick_device
@@ -32,9 +33,10 @@ from ncf.ranking.eval_set import EvalSet, make_eval_set
 from ncf.ranking.evaluate import evaluate
 from ncf.ranking.scorer import NeuralScorer
 from ncf.ranking.topk import top_items
+from ncf.runs.run import make_model
 from ncf.training.autograd import check_compile, wants_compile
 from ncf.training.batches import Batches
-from ncf.training.step import Step, check_precision
+from ncf.training.step import Step, check_loss, check_precision
 from ncf.training.trainer import needed_bytes
 
 RUNS = 5  # of which the median is reported
@@ -43,6 +45,7 @@ TRAIN_SECONDS, LATENCY_SECONDS = 15.0, 5.0  # for all steps or requests, but for
 FEWEST_STEPS, GPU_STEPS = 3, 20  # besides an epoch's first, and how many a GPU makes between two clocks
 NEGATIVES = 99  # so each user has 100 candidates
 FEWEST_REQUESTS, MOST_REQUESTS, WARM_REQUESTS = 200, 2_000, 20  # of a single user
+REPORTED = ("recipe", "factors", "layers", "dropout", "history", "negative_samples", "shared_negatives", "topk")
 COLUMNS = ("precision", "batch size", "train", "x fp32", "evaluate", "whole catalogue", "p50 ms", "p99 ms", "peak MB")
 
 
@@ -105,6 +108,7 @@ def _check(
 ) -> None:
     """Raise InputError for what cannot be measured, before the time to make a log is spent."""
     check_widths(config.factors, config.layers)
+    check_loss(config)
     check_compile(config, device)
     if isinstance(log, Dataset):
         sizes = (log.n_users, log.n_items, log.n_train)
@@ -122,11 +126,11 @@ class _Bench:
 
     def __init__(self, dataset: Dataset, config: TrainConfig, device: torch.device) -> None:
         self.dataset, self.config, self.device = dataset, config, device
-        eval_set = make_eval_set(dataset, "test", NEGATIVES)
+        eval_set = make_eval_set(dataset, "test", NEGATIVES, history=config.history)
         self.eval_set, self.seen = eval_set.to(device), eval_set.unseen
         mine, pad = dataset.interactions, wants_compile(config, device)
-        users, items = mine.train_users.to(device), mine.train_items.to(device)
-        self.batches = Batches(users, items, mine.n_users, mine.n_items, config, pad=pad)
+        sequence = mine.sequence().to(device)
+        self.batches = Batches(sequence, mine.n_users, mine.n_items, config, ordered=mine.ordered, pad=pad)
 
     def measure(self, precision: str, bar: Any) -> dict[str, Any]:
         """The result of a precision; see `benchmark`."""
@@ -134,8 +138,7 @@ class _Bench:
             torch.cuda.reset_peak_memory_stats(self.device)
         config, device, mine = self.config, self.device, self.dataset.interactions
         listing = "fp32" if precision == "fp16" else precision  # a CPU lists, and has no fp16
-        model = NeuMF(mine.n_users, mine.n_items, factors=config.factors, layers=config.layers, dropout=config.dropout)
-        model = model.to(device)
+        model = make_model(mine, config).to(device)
         whole = replace(self.eval_set, negatives=None, candidates=int(self.eval_set.unseen.counts.max()) + 1)
         sampled, evaluated = self._rank(model, precision, self.eval_set, config.valid_users_per_batch, bar)
         return {
@@ -153,7 +156,7 @@ class _Bench:
             "batch_size": self.batches.rows * (1 + config.negative_samples),
             "evaluate_batch_size": min(config.valid_users_per_batch, evaluated) * self.eval_set.candidates,
             "latency_precision": listing,
-            **{name: config.to_dict()[name] for name in ("factors", "layers", "dropout", "negative_samples", "topk")},
+            **{name: config.to_dict()[name] for name in REPORTED},
             "versions": {"ncf": __version__, "torch": torch.__version__, "python": platform.python_version()},
         }
 
@@ -191,7 +194,7 @@ class _Bench:
         def seconds(n: int) -> float:
             negatives = None if eval_set.negatives is None else eval_set.negatives[:n]
             first = replace(eval_set, users=eval_set.users[:n], positives=eval_set.positives[:n], evaluated=n)
-            first = replace(first, negatives=negatives)
+            first = replace(first, negatives=negatives, history=None if first.history is None else first.history[:n])
             start = _now(self.device)
             evaluate(scorer, first, k=self.config.topk, users_per_batch=users_per_batch)
             return _now(self.device) - start
@@ -211,9 +214,11 @@ class _Bench:
             scorer = NeuralScorer(copy.deepcopy(model).cpu(), DTYPES[precision])
             users = torch.randint(model.n_users, (MOST_REQUESTS,), generator=torch.Generator().manual_seed(0))
             until = time.perf_counter() + LATENCY_SECONDS
+            histories = Histories(self.dataset.interactions.sequence(), model.n_users, model.history)
             for user in torch.split(users, 1):
                 start = time.perf_counter()
-                top_items(scorer.score_all(scorer.user_rows(user)), self.config.topk, self.seen.seen(user))
+                history = histories.of_users(user) if model.history else None
+                top_items(scorer.score_all(scorer.user_rows(user, history)), self.config.topk, self.seen.seen(user))
                 times.append(1000 * (time.perf_counter() - start))
                 if len(times) >= FEWEST_REQUESTS + WARM_REQUESTS and time.perf_counter() > until:
                     break
@@ -240,7 +245,8 @@ def format_benchmark(results: Sequence[dict[str, Any]]) -> list[str]:
     return [
         f"{about['device']}; {about['threads']} threads; {versions}",
         f"{about['users']:,} users, {about['items']:,} items, {about['interactions']:,} interactions",
-        f"factors {about['factors']}, layers {layers}, {about['negative_samples']} negatives per interaction",
+        f"recipe {about['recipe']}: factors {about['factors']}, layers {layers}, history {about['history']}",
+        f"{about['negative_samples']} negatives per interaction, {about['shared_negatives']} shared per step",
         "",
         *("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows),
         "",

@@ -95,7 +95,9 @@ def _to_launch(parsed: argparse.Namespace) -> int:
         return 1
     if env.world > 1:
         raise InputError(f"--devices {devices} starts processes, and this is one of {env.world} already: leave it out")
-    build_config(TrainConfig, parsed)  # a wrong option is one line here, and would be one from each process
+    TrainConfig.from_recipe(
+        **explicit_options(TrainConfig, parsed)
+    )  # a wrong option is one line here, and would be one from each process
     build_config(RunConfig, parsed)
     return devices
 
@@ -148,7 +150,7 @@ def _train(arguments: argparse.Namespace) -> None:
     from ncf.runs.start import run_directory  # noqa: PLC0415
     from ncf.training.train import resolve_config, train  # noqa: PLC0415
 
-    config, run = build_config(TrainConfig, arguments), build_config(RunConfig, arguments)
+    run = build_config(RunConfig, arguments)
     explicit = explicit_options(TrainConfig, arguments)
     if arguments.mode == "test":
         arguments.checkpoint_dir = run_directory(run, read_manifest(Path(arguments.data))["name"])
@@ -228,7 +230,8 @@ def _benchmark(arguments: argparse.Namespace) -> None:
     from ncf.benchmark import benchmark, format_benchmark  # noqa: PLC0415
     from ncf.data.dataset import Dataset  # noqa: PLC0415
 
-    config, sizes = build_config(TrainConfig, arguments), build_config(BenchmarkConfig, arguments)
+    config = TrainConfig.from_recipe(**explicit_options(TrainConfig, arguments))
+    sizes = build_config(BenchmarkConfig, arguments)
     if arguments.data and explicit_options(BenchmarkConfig, arguments):
         raise InputError(f"--data {arguments.data} has its own sizes: leave --users, --items and --interactions out")
     results = benchmark(

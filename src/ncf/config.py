@@ -32,7 +32,7 @@ class PrepareConfig(Options):
     header: bool | None = _advanced(None, "whether the first line of a text file names the columns (default: detected)")
     ties: str = _advanced(
         "draw",
-        "a user's rows of equal or no time: their order is drawn (each is later than none of the others), or the file's",
+        "the order of a user's rows without a time or with equal ones: draw it, or take the file's",
         choices=("draw", "file"),
     )
     on_bad_rows: str = _advanced(
@@ -71,21 +71,49 @@ class PrepareOptions(TypedDict, total=False):
 class TrainConfig(Options):
     """What defines a trained model: the network, the optimisation and the evaluation (`ncf train`).
 
-    Defaults are those of NVIDIA's NCF for TensorFlow (README and `ncf.py`) unless said otherwise.
+    Defaults are neutral: those of NVIDIA's NCF for TensorFlow (README and `ncf.py`), with what came later off. What
+    `ncf train` and `Recommender` use unless told otherwise is a recipe, by `from_recipe`.
     """
 
+    recipe: str = _model(
+        "nvidia",
+        "the set of defaults: history, found by measurement, or nvidia, those of NVIDIA's recipe",
+        choices=("history", "nvidia"),
+    )
     factors: int = _model(64, "width of GMF, the product of user and item; 0 leaves MLP alone", "-f", low=0)
     layers: tuple[int, ...] = _model(
         (256, 256, 128, 64), "widths of MLP, the first that of the concatenated embeddings; `none` leaves GMF", low=1
     )
     dropout: float = _model(0.5, "share of hidden activations dropped in training; 0 is off", low=0, below=1)
+    history: int = _model(0, "how many of a user's last items the network reads beside the user's row; 0 is off", low=0)
+    item_bias: bool = _model(False, "give each item a bias, which learns its popularity")
 
     epochs: int = _optimisation(40, "passes over the interactions", "-e", low=1, resumable=True)
     batch_size: int | None = _optimisation(
-        None, "positives and negatives per step (default: about 100 steps per epoch, at most 1048576)", "-b", low=1
+        None, "positives and negatives per step (default: by --steps-per-epoch, at most 1048576)", "-b", low=1
     )
-    negative_samples: int = _optimisation(4, "negatives per interaction, drawn anew every epoch", "-n", low=1)
+    negative_samples: int = _optimisation(4, "negatives per interaction, drawn anew every epoch", "-n", low=0)
+    shared_negatives: int = _optimisation(
+        0, "negatives that all rows of a step share, where there is no MLP (`--layers none`)", low=0
+    )
+    loss: str = _optimisation(
+        "bce",
+        "binary cross-entropy of each sample, or softmax: cross-entropy of the positive among its negatives",
+        choices=("bce", "softmax"),
+    )
     learning_rate: float = _optimisation(0.0045, "Adam's step size", "-l", above=0)
+    schedule: str = _optimisation(
+        "constant", "the learning rate: constant, or falling to 0 at the last epoch", choices=("constant", "linear")
+    )
+    weight_decay: float = _optimisation(
+        0.0, "each step shrinks parameters by this times the learning rate (AdamW); 0 is off", low=0
+    )
+    user_dropout: float = _optimisation(
+        0.0,
+        "share of the interactions in training that hide the user's row, so that --history serves alone",
+        low=0,
+        below=1,
+    )
     target: float | None = _optimisation(None, "stop at this HR (default: off)", "-t", above=0, high=1, resumable=True)
     patience: int = _optimisation(
         0, "stop after this many epochs without a better one; 0 is off", low=0, resumable=True
@@ -113,23 +141,37 @@ class TrainConfig(Options):
     compile: bool | None = _hardware(None, "compile the step (default: on a GPU with a C compiler at hand)")
     valid_users_per_batch: int = _hardware(5000, "users scored at a time in evaluation", low=1)
 
+    steps_per_epoch: int = _advanced(100, "about how many steps an epoch has, where --batch-size is not given", low=1)
     beta1: float = _advanced(0.25, "Adam's decay of the gradient's mean", "-b1", low=0, below=1)
     beta2: float = _advanced(0.5, "Adam's decay of the gradient's square", "-b2", low=0, below=1)
     eps: float = _advanced(1e-8, "Adam's guard against division by zero", above=0)
     neg_trick: bool = _advanced(False, "draw negatives unchecked, so that a few are positives (the recipe's shortcut)")
     loss_scale: float | str = _advanced("dynamic", "fp16's loss scale", above=0, words=("dynamic",))
 
+    @classmethod
+    def from_recipe(cls, recipe: str = "history", **options: Any) -> "TrainConfig":
+        """The options of a recipe, with some given ones over them. Raises InputError for an unknown name or value."""
+        return cls.from_dict({**RECIPES.get(recipe, {}), **options, "recipe": recipe})
+
 
 class TrainOptions(TypedDict, total=False):
     """The fields of TrainConfig as keyword arguments."""
 
+    recipe: str
     factors: int
     layers: tuple[int, ...]
     dropout: float
+    history: int
+    item_bias: bool
     epochs: int
     batch_size: int | None
     negative_samples: int
+    shared_negatives: int
+    loss: str
     learning_rate: float
+    schedule: str
+    weight_decay: float
+    user_dropout: float
     target: float | None
     patience: int
     fit_all: bool
@@ -141,11 +183,34 @@ class TrainOptions(TypedDict, total=False):
     precision: str
     compile: bool | None
     valid_users_per_batch: int
+    steps_per_epoch: int
     beta1: float
     beta2: float
     eps: float
     neg_trick: bool
     loss_scale: float | str
+
+
+# docs/algorithms.md, section 11, has the search that found these values.
+RECIPES: dict[str, TrainOptions] = {
+    "nvidia": {},
+    "history": {
+        "factors": 128,
+        "layers": (),
+        "history": 30,
+        "item_bias": True,
+        "loss": "softmax",
+        "negative_samples": 0,
+        "shared_negatives": 1024,
+        "user_dropout": 0.2,
+        "learning_rate": 0.002,
+        "schedule": "linear",
+        "epochs": 8,
+        "steps_per_epoch": 500,
+        "beta1": 0.9,
+        "beta2": 0.999,
+    },
+}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields
 from typing import Any, NoReturn, TypeVar
 
-from ncf.config import GROUPS, BenchmarkConfig, LaunchConfig, PrepareConfig, RunConfig, TrainConfig
+from ncf.config import GROUPS, RECIPES, BenchmarkConfig, LaunchConfig, PrepareConfig, RunConfig, TrainConfig
 from ncf.errors import InputError
 from ncf.options import Options, describe_range, flag_name, scalar_types
 
@@ -18,7 +18,8 @@ PROTOCOL = {
 }
 LIST = {"topk": "items per user (default: 10)", "precision": None}
 MEASURED = {
-    **dict.fromkeys(("factors", "layers", "dropout", "batch_size", "negative_samples", "compile", "topk")),
+    **dict.fromkeys(("recipe", "factors", "layers", "dropout", "history", "item_bias", "loss", "batch_size")),
+    **dict.fromkeys(("steps_per_epoch", "negative_samples", "shared_negatives", "user_dropout", "compile", "topk")),
     "precision": "fp32, bf16 or fp16 (default: every one that the device supports, one after the other)",
 }
 OTHER_NAMES = "the recipe's other names"
@@ -150,7 +151,8 @@ def _add_flag(parser: Parser, item: Field[Any], text: str | None) -> None:
     flags = [*item.metadata["flags"], flag_name(item.name)]
     settings: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS, "help": text or _help(item)}
     if bool in scalar_types(item):
-        settings["action"] = "store_true" if item.default is False else argparse.BooleanOptionalAction
+        plain = item.default is False and item.name not in RECIPES["history"]
+        settings["action"] = "store_true" if plain else argparse.BooleanOptionalAction
     elif typing.get_origin(item.type) is tuple:
         settings |= {"nargs": "+", "type": _converter(item), "metavar": "N"}
     else:
@@ -163,10 +165,21 @@ def _help(item: Field[Any]) -> str:
     parts = [item.metadata["help"]]
     if (allowed := describe_range(item)) and not item.metadata["choices"]:  # those stand in the metavar
         parts.append(f"[{allowed}]")
-    if item.default is not None and not isinstance(item.default, bool):
-        default = " ".join(map(str, item.default)) if isinstance(item.default, tuple) else item.default
-        parts.append(f"(default: {default})")
+    default = RECIPES["history"].get(item.name, item.default)
+    if item.name == "recipe":
+        parts.append("(default: history)")
+    elif default != item.default:
+        parts.append(f"(default: {_spelled(default)}; --recipe nvidia: {_spelled(item.default)})")
+    elif default is not None and not isinstance(default, bool):
+        parts.append(f"(default: {_spelled(default)})")
     return " ".join(parts).replace("%", "%%")
+
+
+def _spelled(value: Any) -> str:
+    """A value as on the command line."""
+    if isinstance(value, tuple):
+        return " ".join(map(str, value)) or "none"
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
 def _metavar(item: Field[Any]) -> str:

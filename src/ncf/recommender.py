@@ -18,7 +18,9 @@ import torch
 
 from ncf.config import PrepareOptions, RunConfig, TrainConfig, TrainOptions
 from ncf.data.dataset import Dataset
+from ncf.data.history import Histories
 from ncf.data.ids import shortened
+from ncf.data.interactions import SPLITS
 from ncf.data.shard import AnyDataset
 from ncf.data.unseen import UnseenItems
 from ncf.device import configured, pick_device
@@ -44,8 +46,8 @@ USERS_AT_A_TIME = 256  # at most: no more scores at a time than evaluation holds
 class Recommender:
     """A trained network with the dataset it learned from.
 
-    Options are those of `TrainConfig`, as keyword arguments or as one `config`. Raises InputError for one that is
-    unknown or out of its range.
+    Options are those of `TrainConfig`, as keyword arguments over those of `recipe` ("history" unless told otherwise),
+    or as one `config`. Raises InputError for one that is unknown or out of its range.
     """
 
     result: TrainResult | None = None
@@ -54,7 +56,7 @@ class Recommender:
     def __init__(self, config: TrainConfig | None = None, **options: Unpack[TrainOptions]) -> None:
         if config is not None and options:
             raise InputError(f"give a TrainConfig or options, not both: got {', '.join(options)} beside it")
-        self.config = config or TrainConfig.from_dict(options)
+        self.config = config or TrainConfig.from_recipe(**options)
         self.device = torch.device("cpu")
         self.weights = BEST
         self._group = SINGLE
@@ -150,7 +152,8 @@ class Recommender:
             group.check_same({"set of options": options, "dataset": dataset.fingerprint})
         with configured(self.device, group):
             scorer = self._scorer(precision)
-            eval_set = make_eval_set(dataset, split, config.valid_negative, group).to(self.device)
+            eval_set = make_eval_set(dataset, split, config.valid_negative, group, history=config.history)
+            eval_set = eval_set.to(self.device)
             found = evaluate(
                 scorer,
                 eval_set,
@@ -226,7 +229,7 @@ class Recommender:
             raise InputError(f"score takes pairs: got {len(index[0])} users and {len(index[1])} items")
         with configured(self.device):
             scorer = self._scorer(precision)
-            return scorer.score(scorer.user_rows(index[0]), index[1].unsqueeze(1)).squeeze(1).cpu().numpy()
+            return scorer.score(self._user_rows(scorer, index[0]), index[1].unsqueeze(1)).squeeze(1).cpu().numpy()
 
     @property
     def dataset(self) -> Dataset:
@@ -253,7 +256,8 @@ class Recommender:
         model, self._state = run.load_model(self.weights)
         self._model, self._dataset = model.to(self.device).eval(), run.dataset
         self._scorers = {}
-        self.__dict__.pop("_seen", None)
+        for name in ("_seen", "_histories"):
+            self.__dict__.pop(name, None)
 
     def _scorer(self, precision: str) -> NeuralScorer:
         """The scorer of a precision, which projects the catalogue once."""
@@ -271,11 +275,15 @@ class Recommender:
         for at in range(0, len(users), step):
             index = torch.tensor(users[at : at + step], dtype=torch.int64, device=self.device)
             with configured(self.device):
-                scores = scorer.score_all(scorer.user_rows(index))
+                scores = scorer.score_all(self._user_rows(scorer, index))
                 best = top_items(scores, int(k), self._seen.seen(index) if filter_seen else None)
             for row, score in zip(*(tensor.cpu().numpy() for tensor in best), strict=True):
                 left = score > -np.inf
                 yield row[left], score[left]
+
+    def _user_rows(self, scorer: NeuralScorer, users: torch.Tensor) -> torch.Tensor:
+        """The rows of `users` [B], after all that they did."""
+        return scorer.user_rows(users, None if self._histories is None else self._histories.of_users(users))
 
     def _rows(self, user: int, items: np.ndarray, scores: np.ndarray) -> Iterator[Row]:
         dataset = self.dataset
@@ -286,6 +294,12 @@ class Recommender:
         named = zip(dataset.item_ids[items].tolist(), titles, scores.tolist(), strict=False)
         for rank, (item, title, score) in enumerate(named, start=1):
             yield Row(raw, item, title, score, rank)
+
+    @cached_property
+    def _histories(self) -> Histories | None:
+        mine, length = self._trained()[1].interactions, self.model.history
+        sequence = mine.sequence(*SPLITS).to(self.device)
+        return Histories(sequence, mine.n_users, length, ordered=mine.ordered) if length else None
 
     @cached_property
     def _seen(self) -> UnseenItems:

@@ -4,10 +4,26 @@ The lines are those of NVIDIA's NCF for TensorFlow, names and layout, so that sc
 """
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
+from ncf.config import TrainConfig
 from ncf.errors import InputError
 from ncf.runs.metrics_log import EpochRecord, best_of
+
+NVIDIA = "; --recipe nvidia for NVIDIA's"
+
+
+def recipe_line(config: TrainConfig) -> str:
+    """What runs: the recipe's name, and the options of the network and its training that are not NVIDIA's."""
+    neutral, changed = TrainConfig(), []
+    for item in fields(config):
+        value = getattr(config, item.name)
+        if item.metadata["group"] in ("model", "optimisation") and value != getattr(neutral, item.name):
+            spelled = (" ".join(map(str, value)) or "none") if isinstance(value, tuple) else value
+            changed += [] if item.name == "recipe" else [f"{item.name.replace('_', ' ')} {spelled}"]
+    text = f" ({', '.join(changed)})" if changed else ""
+    return f"Recipe: {config.recipe}{text}{'' if config.recipe == 'nvidia' else NVIDIA}"
 
 
 def epoch_line(record: EpochRecord, *, new_best: bool = False) -> str:

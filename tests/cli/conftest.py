@@ -9,7 +9,7 @@ import pytest
 
 from ncf.cli import main
 
-SMALL = ["--factors", "8", "--layers", "16", "8", "--valid-negative", "20", "--device", "cpu"]
+SMALL = ["--recipe", "nvidia", "--factors", "8", "--layers", "16", "8", "--valid-negative", "20", "--device", "cpu"]
 
 
 @pytest.fixture

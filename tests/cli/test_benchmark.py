@@ -5,7 +5,7 @@ import pytest
 from ncf import benchmark as module
 
 SIZES = ["--users", "150", "--items", "130", "--interactions", "1500"]
-SMALL = ["--factors", "4", "--layers", "8", "4", "--device", "cpu", "--precision", "fp32"]
+SMALL = ["--recipe", "nvidia", "--factors", "4", "--layers", "8", "4", "--device", "cpu", "--precision", "fp32"]
 KEYS = {
     *("train_samples_per_s", "evaluate_items_per_s", "full_ranking_pairs_per_s", "latency_ms", "peak_memory_mb"),
     *("device", "precision", "users", "items", "interactions", "batch_size"),

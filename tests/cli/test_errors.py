@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-SMALL = ["--factors", "8", "--layers", "16", "8", "--valid-negative", "20", "--device", "cpu"]
+SMALL = ["--recipe", "nvidia", "--factors", "8", "--layers", "16", "8", "--valid-negative", "20", "--device", "cpu"]
 
 
 def check(result, status, message):
@@ -86,7 +86,12 @@ def test_a_checkpoint_dir_that_is_not_writable(ncf, tiny_data, tmp_path):
 
 def test_an_exploding_run(ncf, tiny_data, tmp_path):
     result = ncf("train", "--data", tiny_data, "--checkpoint-dir", "run", "--learning-rate", "1e30", *SMALL)
-    check(result, 1, "not finite in epoch 1, step [0-9]+ of [0-9]+: try a lower --learning-rate than 1e\\+30")
+    assert result[1].startswith("Recipe: nvidia")
+    check(
+        (result[0], "", result[2]),
+        1,
+        "not finite in epoch 1, step [0-9]+ of [0-9]+: try a lower --learning-rate than 1e\\+30",
+    )
     assert not (tmp_path / "run" / "best.safetensors").exists()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from ncf.runs.run import RunDirectory
 
-OPTIONS = ["--factors", "8", "--layers", "16", "8", "--valid-negative", "20", "--device", "cpu"]
+OPTIONS = ["--recipe", "nvidia", "--factors", "8", "--layers", "16", "8", "--valid-negative", "20", "--device", "cpu"]
 
 
 def records(path):
@@ -49,7 +49,7 @@ def test_a_killed_run_resumes_to_the_same_figures(spawn, tiny_data, tmp_path):
 def test_ten_kills_at_random_moments_of_a_long_run(spawn, tmp_path):
     sizes = ["--users", 500, "--items", 400, "--interactions", 30_000]
     assert spawn("prepare", "synthetic", "-o", "data", *sizes).wait() == 0
-    command = ["train", "--data", "data", "-e", 60, "--device", "cpu"]
+    command = ["train", "--recipe", "nvidia", "--data", "data", "-e", 60, "--device", "cpu"]
     whole = spawn(*command, "--checkpoint-dir", "whole")
     whole.communicate()
     lines = (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()

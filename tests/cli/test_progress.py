@@ -7,7 +7,21 @@ import sys
 import termios
 import threading
 
-OPTIONS = ["--factors", "8", "--layers", "16", "8", "--valid-negative", "20", "--device", "cpu", "-e", "2"]
+OPTIONS = [
+    "--recipe",
+    "nvidia",
+    "--factors",
+    "8",
+    "--layers",
+    "16",
+    "8",
+    "--valid-negative",
+    "20",
+    "--device",
+    "cpu",
+    "-e",
+    "2",
+]
 
 
 def drain(terminal: int, shown: list[bytes]) -> None:
@@ -44,7 +58,7 @@ def test_bars_on_a_terminal_and_lines_on_stdout(tiny_data, tmp_path):
     assert "epoch 2/2" in bars
     assert "evaluate" in bars
     assert "epoch 2/2" not in run.stdout
-    assert run.stdout.startswith("New Best Epoch: 01")
+    assert run.stdout.startswith("Recipe: nvidia (factors 8, layers 16 8, epochs 2)\nNew Best Epoch: 01")
 
 
 def test_no_bar_in_a_pipe(spawn, tiny_data):

@@ -21,13 +21,14 @@ from safetensors.torch import load_file
 from ncf.cli import main
 from ncf.config import TrainConfig
 from ncf.data.dataset import Dataset
+from ncf.data.interactions import Sequence
 from ncf.data.unseen import PAD
 from ncf.ranking.eval_set import make_eval_set
 from ncf.ranking.evaluate import evaluate
 from ncf.runs.run import RunDirectory
 from ncf.training.batches import Batches
 
-SMALL = ["--factors", "8", "--layers", "16", "8", "--valid-negative", "20", "--device", "cpu"]
+SMALL = ["--recipe", "nvidia", "--factors", "8", "--layers", "16", "8", "--valid-negative", "20", "--device", "cpu"]
 PROJECT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.filterwarnings("always::ncf.errors.NcfWarning")  # they go to stderr, as for a user
@@ -153,8 +154,8 @@ def test_o09_a_user_with_every_item_is_skipped_with_a_warning(ncf, prepared):
 
 def test_o10_training_negatives_avoid_training_rows_and_may_be_held_out():
     users, items = torch.zeros(3, dtype=torch.int32), torch.arange(3, dtype=torch.int32)  # of 5; 3 and 4 held out
-    batches = Batches(users, items, 1, 5, TrainConfig(negative_samples=50))
-    drawn = torch.cat([row[:, 1:].flatten() for _, row, _, _ in batches.epoch(torch.Generator().manual_seed(0))])
+    batches = Batches(Sequence(users, items), 1, 5, TrainConfig(negative_samples=50))
+    drawn = torch.cat([one.candidates[:, 1:].flatten() for one in batches.epoch(torch.Generator().manual_seed(0))])
     assert set(drawn.tolist()) == {3, 4}
     assert "held-out item may be drawn as a training negative" in (PROJECT / "docs" / "protocol.md").read_text()
 
@@ -172,7 +173,7 @@ def test_o11_evaluation_negatives_are_distinct_unseen_and_exactly_as_many(prepar
 
 def test_o12_a_constant_model_hits_nothing(tiny):
     class Constant:
-        def user_rows(self, users):
+        def user_rows(self, users, history=None):  # noqa: ARG002
             return users
 
         def score(self, _rows, items):

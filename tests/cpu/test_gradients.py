@@ -8,12 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ncf.cpu import forward, gradients, threads
+from ncf import threads
+from ncf.cpu import forward, gradients, worker
 from ncf.cpu.gradients import CpuGradients, cut_by_user
 from ncf.model.batch import Batch
 from ncf.model.dropout import RandomBytes, keep_of_256
-from ncf.model.losses import BinaryCrossEntropy
+from ncf.model.losses import BinaryCrossEntropy, Loss, SampledSoftmax
 from ncf.model.neumf import NeuMF
+from ncf.training.autograd import loss_sum
 
 SHAPES = [{}, {"factors": 0}, {"layers": ()}, {"factors": 5, "layers": (8, 6)}]
 WIDTHS = (256, 128, 64)  # of the default hidden layers
@@ -30,16 +32,25 @@ def make_model(shape: dict, *, dropout: float = 0.0) -> NeuMF:
     return model
 
 
-def make_batch(*, weighted: bool = False) -> Batch:
+def make_batch(*, weighted: bool = False, history: int = 0, shared: int = 0) -> Batch:
     generator = torch.Generator().manual_seed(3)
     users = torch.randint(N_USERS, (ROWS,), generator=generator, dtype=torch.int32).sort().values
     candidates = torch.randint(N_ITEMS, (ROWS, CANDIDATES), generator=generator, dtype=torch.int32)
     weights = (torch.rand(ROWS, CANDIDATES, generator=generator) > 0.2).double() if weighted else None
-    return Batch(users, candidates, weights, ROWS * CANDIDATES)
+    batch = Batch(users, candidates, weights, ROWS * CANDIDATES)
+    if history:
+        items = torch.randint(N_ITEMS, (ROWS, history), generator=generator, dtype=torch.int32)
+        lengths = torch.randint(history + 1, (ROWS, 1), generator=generator)
+        items = items.masked_fill(torch.arange(history) >= lengths, -1)
+        batch = batch._replace(history=items, hidden=torch.rand(ROWS, generator=generator) < 0.3)
+    if shared:
+        seen = torch.rand(ROWS, shared, generator=generator) < 0.2
+        batch = batch._replace(shared=torch.randperm(N_ITEMS, generator=generator)[:shared], shared_seen=seen)
+    return batch
 
 
-def loss_of(model: NeuMF, batch: Batch) -> Tensor:
-    return LOSS.value(model(batch.users, batch.candidates, torch.float64), batch.weights)
+def loss_of(model: NeuMF, batch: Batch, loss: Loss = LOSS) -> Tensor:
+    return loss_sum(model, loss, batch, torch.float64)
 
 
 def grads_of(model: NeuMF) -> list[Tensor]:
@@ -78,6 +89,36 @@ def test_gradients_equal_autograd(shape: dict, weighted: bool, cores: int) -> No
     model, batch = make_model(shape), make_batch(weighted=weighted)
     loss = CpuGradients(model, LOSS, torch.float64)(batch, None)
     assert_equals_autograd(model, loss, loss_of(model, batch))
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("shape", [*SHAPES, {"item_bias": True}])
+@pytest.mark.parametrize("cores", [1, 3], indirect=True)
+def test_gradients_with_a_history_equal_autograd(shape: dict, ordered: bool, cores: int) -> None:
+    model, batch = make_model({"history": 6, "ordered": ordered, **shape}), make_batch(history=6)
+    loss = CpuGradients(model, LOSS, torch.float64)(batch, None)
+    assert_equals_autograd(model, loss, loss_of(model, batch))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("history", [0, 6])
+@pytest.mark.parametrize("shared", [0, 11])
+@pytest.mark.parametrize("cores", [1, 3], indirect=True)
+def test_gradients_of_softmax_equal_autograd(weighted: bool, history: int, shared: int, cores: int) -> None:
+    shape = {"layers": (), "history": history, "item_bias": bool(history)}
+    model, batch = make_model(shape), make_batch(weighted=weighted, history=history, shared=shared)
+    softmax = SampledSoftmax(N_ITEMS, CANDIDATES - 1 + shared)
+    loss = CpuGradients(model, softmax, torch.float64)(batch, None)
+    assert_equals_autograd(model, loss, loss_of(model, batch, softmax))
+
+
+def test_shared_negatives_alone_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "SHARED_LOGITS", 100)  # so that a batch is several micro-batches
+    model, batch = make_model({"layers": (), "history": 3}), make_batch(history=3, shared=20)
+    batch = batch._replace(candidates=batch.candidates[:, :1])
+    softmax = SampledSoftmax(N_ITEMS, 20)
+    loss = CpuGradients(model, softmax, torch.float64)(batch, None)
+    assert_equals_autograd(model, loss, loss_of(model, batch, softmax))
 
 
 def test_a_second_batch_starts_from_zero() -> None:

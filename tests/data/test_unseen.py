@@ -94,3 +94,14 @@ def test_evaluation_negatives_are_uniform_over_users():
     assert counts[0] == 0
     chi_square = ((counts[1:] - expected) ** 2 / expected).sum().item()
     assert chi_square < 38 + 5 * math.sqrt(2 * 38)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 12), st.integers(1, 9))
+def test_which_of_some_items_a_user_has_seen(seed, n_items, n_users):
+    generator = torch.Generator().manual_seed(seed)
+    seen = torch.rand(n_users, n_items, generator=generator) < 0.4
+    unseen = UnseenItems(seen.nonzero()[:, 0], seen.nonzero()[:, 1], n_users, n_items)
+    users = torch.randint(n_users, (20,), generator=generator).sort().values
+    items = torch.randperm(n_items, generator=generator)[: 1 + n_items // 2]
+    assert torch.equal(unseen.which_seen(users, items), seen[users][:, items])
+    assert torch.equal(unseen.pairs, seen.flatten().nonzero().flatten())

@@ -17,7 +17,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from ncf.cli import main
 from ncf.parallel.group import ProcessGroup
 
-SMALL = ["--factors", "8", "--layers", "16", "8", "--valid-negative", "12", "--device", "cpu"]
+SMALL = ["--recipe", "nvidia", "--factors", "8", "--layers", "16", "8", "--valid-negative", "12", "--device", "cpu"]
 INHERITED = ("RANK", "WORLD", "LOCAL_", "MASTER_", "OMPI_", "TORCHELASTIC")  # of a launcher that runs the tests
 FORKED = Path(__file__).with_name("forked.py")
 

@@ -132,8 +132,7 @@ def test_adams_moments_of_three_ranks_go_on_in_one_process(found: Found, folder:
     path = folder / "moments"
     own = [load_file(path / f"own.{rank}") for rank in range(3)]
     run = RunDirectory.open(path)
-    pairs = run.dataset.interactions.train_users, run.dataset.interactions.train_items
-    trainer = Trainer(run.new_model(), *pairs, run.config, torch.device("cpu"), "train")
+    trainer = Trainer(run.new_model(), run.dataset.interactions.sequence(), run.config, torch.device("cpu"), "train")
     trainer.load_state(*run.load(LAST))
     tensors, values = trainer.state()
     assert values["adam_steps"] > 1

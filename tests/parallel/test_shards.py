@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from ncf.config import TrainConfig
 from ncf.data.dataset import Dataset
+from ncf.data.interactions import Sequence
 from ncf.data.shard import load_dataset, shard_borders
 from ncf.data.unseen import UnseenItems, evaluation_negatives
 from ncf.errors import InputError
@@ -62,11 +63,11 @@ def test_a_batch_that_cannot_hold_an_interaction_of_each_rank() -> None:
 
 def test_batches_of_a_rank_that_has_fewer_than_others_end_empty() -> None:
     users = torch.arange(5, dtype=torch.int32)
-    batches = Batches(users, users, 5, 9, TrainConfig(batch_size=20), counts=[9, 5])
+    batches = Batches(Sequence(users, users), 5, 9, TrainConfig(batch_size=20), counts=[9, 5])
     found = list(batches.epoch(torch.Generator().manual_seed(0)))
     assert len(found) == len(batches) == 5
     assert [len(batch.users) for batch in found] == [1] * 5
-    none = Batches(users[:0], users[:0], 0, 9, TrainConfig(batch_size=20), counts=[9, 0], pad=True)
+    none = Batches(Sequence(users[:0], users[:0]), 0, 9, TrainConfig(batch_size=20), counts=[9, 0], pad=True)
     assert [(len(batch.users), batch.samples) for batch in none.epoch(torch.Generator())] == [(0, 0)] * len(none)
     assert len(none) == 3
 

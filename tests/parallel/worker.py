@@ -190,9 +190,7 @@ def moments(group: ProcessGroup) -> None:
     path = RUN.parent / "moments"
     run = RunDirectory.open(path, group)
     mine = run.dataset.interactions
-    trainer = Trainer(
-        run.new_model(), mine.train_users, mine.train_items, run.config, torch.device("cpu"), "train", group
-    )
+    trainer = Trainer(run.new_model(), mine.sequence(), run.config, torch.device("cpu"), "train", group)
     trainer.epoch(1)
     tensors, values = trainer.state()
     run.save(LAST, tensors, values)

@@ -21,9 +21,7 @@ SHAPE: dict[str, Any] = {"factors": 8, "layers": (32, 16)}
 def trained(planted) -> NeuMF:
     model = NeuMF(planted.n_users, planted.n_items, **SHAPE)
     config = TrainConfig(batch_size=1000, compile=False, **SHAPE)
-    trainer = Trainer(
-        model, planted.interactions.train_users, planted.interactions.train_items, config, torch.device("cpu"), "train"
-    )
+    trainer = Trainer(model, planted.interactions.sequence(), config, torch.device("cpu"), "train")
     for number in range(1, 9):
         trainer.epoch(number)
     return model
@@ -76,8 +74,7 @@ def test_a_trainer_on_a_gpu_ends_where_one_on_a_cpu_does(planted, compiled):
     for device in ("cpu", "cuda"):
         model = NeuMF(planted.n_users, planted.n_items, dropout=0.0, **SHAPE).to(device)
         config = TrainConfig(batch_size=1000, dropout=0.0, compile=compiled and device == "cuda", **SHAPE)
-        pairs = planted.interactions.train_users.to(device), planted.interactions.train_items.to(device)
-        trainer = Trainer(model, *pairs, config, torch.device(device), "train")
+        trainer = Trainer(model, planted.interactions.sequence(), config, torch.device(device), "train")
         losses[device] = [trainer.epoch(number) for number in range(1, 16)]
     assert losses["cuda"][-1] == pytest.approx(losses["cpu"][-1], rel=0.1)
     assert losses["cuda"][-1] < 0.8 * losses["cuda"][0]

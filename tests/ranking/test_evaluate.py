@@ -18,7 +18,7 @@ class TableScorer:
     def __init__(self, table: torch.Tensor) -> None:
         self.table = table
 
-    def user_rows(self, users):
+    def user_rows(self, users, history=None):  # noqa: ARG002
         return self.table[users]
 
     def score(self, rows, items):

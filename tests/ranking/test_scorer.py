@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from ncf.cpu import threads as threads_module
+from ncf import threads as threads_module
 from ncf.model.neumf import NeuMF
 from ncf.ranking.scorer import NeuralScorer
 

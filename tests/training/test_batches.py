@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ncf.config import TrainConfig
+from ncf.data.interactions import Sequence
 from ncf.errors import InputError
 from ncf.training.batches import Batches, batch_size_of
 
@@ -22,9 +23,9 @@ def test_an_epoch_visits_every_interaction_once_with_untouched_negatives(pairs, 
     ordered = sorted(pairs)
     users, items = torch.tensor(ordered, dtype=torch.int32).unbind(1)
     config = TrainConfig(negative_samples=2, batch_size=batch_size)
-    batches = Batches(users, items, 6, 10, config, pad=pad)
+    batches = Batches(Sequence(users, items), 6, 10, config, pad=pad)
     seen, total = [], 0
-    for batch_users, candidates, weights, samples in epoch_of(batches, seed):
+    for batch_users, candidates, weights, samples, *_ in epoch_of(batches, seed):
         kept = torch.ones(candidates.shape) if weights is None else weights
         assert samples == kept.sum()
         total += samples
@@ -44,8 +45,8 @@ def test_an_epoch_visits_every_interaction_once_with_untouched_negatives(pairs, 
 
 def test_two_epochs_differ_in_order_and_negatives():
     users = torch.arange(40, dtype=torch.int32)
-    batches = Batches(users, users % 7, 40, 50, TrainConfig(batch_size=50))
-    first, second = (torch.cat([c for _, c, _, _ in epoch_of(batches, seed)]) for seed in (1, 2))
+    batches = Batches(Sequence(users, users % 7), 40, 50, TrainConfig(batch_size=50))
+    first, second = (torch.cat([batch.candidates for batch in epoch_of(batches, seed)]) for seed in (1, 2))
     assert not torch.equal(first[:, 0], second[:, 0])
     assert set(map(tuple, first[:, 1:].tolist())) != set(map(tuple, second[:, 1:].tolist()))
 
@@ -54,8 +55,8 @@ def test_the_shortcut_may_draw_positives_and_the_exact_draw_never():
     users = torch.zeros(9, dtype=torch.int32)
     items = torch.arange(9, dtype=torch.int32)
     for trick in (False, True):
-        batches = Batches(users, items, 1, 10, TrainConfig(batch_size=100, neg_trick=trick))
-        drawn = torch.cat([c[:, 1:].flatten() for _, c, _, _ in epoch_of(batches, 0)])
+        batches = Batches(Sequence(users, items), 1, 10, TrainConfig(batch_size=100, neg_trick=trick))
+        drawn = torch.cat([batch.candidates[:, 1:].flatten() for batch in epoch_of(batches, 0)])
         assert (drawn == 9).all() == (not trick)
 
 

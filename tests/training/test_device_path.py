@@ -8,6 +8,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ncf.config import TrainConfig
+from ncf.data.interactions import Sequence
 from ncf.model.batch import Batch
 from ncf.model.neumf import NeuMF
 from ncf.model.products import DTYPES
@@ -36,7 +37,7 @@ def planted(device, config):
     """Batches with a short last one and a user who has every item; a step by autograd on a CPU too."""
     pairs = torch.cat([torch.arange(ITEMS), torch.arange(ITEMS, USERS * ITEMS, 3)]).to(device)
     pad = wants_compile(config, device)
-    batches = Batches((pairs // ITEMS).int(), (pairs % ITEMS).int(), USERS, ITEMS, config, pad=pad)
+    batches = Batches(Sequence((pairs // ITEMS).int(), (pairs % ITEMS).int()), USERS, ITEMS, config, pad=pad)
     step = Step(NeuMF(USERS, ITEMS, **SHAPE).to(device).train(), config)
     step.gradients = AutogradGradients(step.model, step.loss, DTYPES[config.precision], config, step.scaler)
     return batches, step
@@ -107,11 +108,11 @@ def test_a_rank_may_begin_with_an_empty_batch_in_fp16():
 @pytest.mark.parametrize(("batch_size", "weighted"), [(25, False), (35, True)])
 def test_padded_batches_are_all_weighted_or_none_so_that_they_are_one_graph(batch_size, weighted):
     users = torch.arange(20, dtype=torch.int32)
-    batches = Batches(users, users % 9, 20, 9, TrainConfig(batch_size=batch_size), pad=True)
+    batches = Batches(Sequence(users, users % 9), 20, 9, TrainConfig(batch_size=batch_size), pad=True)
     found = list(batches.epoch(torch.Generator().manual_seed(0)))
-    assert {weights is not None for _, _, weights, _ in found} == {weighted}
-    assert {candidates.shape for _, candidates, _, _ in found} == {(batch_size // 5, 5)}
-    assert sum(count for *_, count in found) == 100
+    assert {batch.weights is not None for batch in found} == {weighted}
+    assert {batch.candidates.shape for batch in found} == {(batch_size // 5, 5)}
+    assert sum(int(batch.samples) for batch in found) == 100
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from ncf.config import TrainConfig
+from ncf.data.interactions import Sequence
 from ncf.model.neumf import NeuMF
 from ncf.ranking.eval_set import make_eval_set
 from ncf.ranking.evaluate import evaluate
@@ -28,7 +29,7 @@ def curve(precision: str, seed: int, dropout: float) -> torch.Tensor:
         factors=8, layers=(32, 16), batch_size=2000, seed=seed, precision=precision, dropout=dropout, compile=False
     )
     model = NeuMF(300, 120, factors=8, layers=(32, 16), dropout=dropout, seed=seed)
-    trainer = Trainer(model, users, items, config, torch.device("cpu"), "train")
+    trainer = Trainer(model, Sequence(users, items), config, torch.device("cpu"), "train")
     return torch.tensor([trainer.epoch(number) for number in range(1, EPOCHS + 1)])
 
 
@@ -52,9 +53,7 @@ def test_metrics_in_bf16_are_those_in_fp32_to_two_thousandths(make_dataset, nega
     dataset = make_dataset([rng.permutation(clusters[user % 6])[:12].tolist() for user in range(6000)], 300)
     config = TrainConfig(factors=8, layers=(32, 16), batch_size=20_000, compile=False)
     model = NeuMF(6000, 300, factors=8, layers=(32, 16), seed=0)
-    trainer = Trainer(
-        model, dataset.interactions.train_users, dataset.interactions.train_items, config, torch.device("cpu"), "train"
-    )
+    trainer = Trainer(model, dataset.interactions.sequence(), config, torch.device("cpu"), "train")
     for number in range(1, 7):
         trainer.epoch(number)
     eval_set = make_eval_set(dataset, "test", negatives)

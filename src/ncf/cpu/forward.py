@@ -27,6 +27,7 @@ class Weights:
         self.dtype, self.bias = dtype, model.output.bias
         self.item_gmf = model.gmf_part(model.item_embedding)  # [I, F]
         self.item_mlp = self.item_gmf[:, :0]  # [I, H1]
+        self.item_bias = model.item_bias  # [I], or None
         if model.layers:
             weight = model.item_half(model.mlp[0].weight)
             self.item_mlp = product(model.mlp_part(model.item_embedding), weight, None, dtype)
@@ -67,6 +68,8 @@ class Forward:
         """Fill `scores` [b, C] with those of `items` [b, C], int64, for users given as `rows` [b, F + H1]."""
         n, flat = items.numel(), items.view(-1)
         scores.copy_(weights.bias.expand(scores.shape))
+        if weights.item_bias is not None:
+            scores += weights.item_bias[items]
         if self.model.factors:
             gmf = torch.index_select(weights.item_gmf, 0, flat, out=self.gmf[:n]).view(*items.shape, -1)
             user = self.model.gmf_part(rows).unsqueeze(1)
@@ -79,6 +82,8 @@ class Forward:
     def score_block(self, weights: Weights, rows: Tensor, items: slice, scores: Tensor) -> None:
         """The same for c consecutive items, which all users share: fills `scores` [b, c]."""
         scores.copy_(weights.bias.expand(scores.shape))
+        if weights.item_bias is not None:
+            scores += weights.item_bias[items]
         if self.model.factors:
             scores += self.model.gmf_part(rows) @ weights.item_gmf[items].T
         if self.model.layers:

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from ncf.cpu.forward import Weights
-from ncf.cpu.threads import parallel_map, thread_count
 from ncf.cpu.user_side import grad_of
 from ncf.cpu.worker import Worker
 from ncf.model.batch import Batch
-from ncf.model.losses import BinaryCrossEntropy
+from ncf.model.losses import Loss
 from ncf.model.neumf import NeuMF
 from ncf.model.products import product
+from ncf.threads import parallel_map, thread_count
 
 SMALLEST_PIECE = 1_024  # samples
 
@@ -25,7 +25,7 @@ SMALLEST_PIECE = 1_024  # samples
 class CpuGradients:
     """Computes the gradient of the loss sum into `.grad` of the model's parameters."""
 
-    def __init__(self, model: NeuMF, loss: BinaryCrossEntropy, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, model: NeuMF, loss: Loss, dtype: torch.dtype = torch.float32) -> None:
         self.model, self.loss, self.dtype = model, loss, dtype
         self.workers: list[Worker] = []  # made with the first batch
         for parameter in model.parameters():
@@ -43,12 +43,13 @@ class CpuGradients:
             return torch.zeros((), dtype=torch.float64)
         # torch adds rows by int64 several times faster
         batch = batch._replace(users=batch.users.long(), candidates=batch.candidates.long())
-        parts = cut_by_user(batch.users, self._pieces(batch.candidates.numel()))
-        workers = self._workers(len(parts), batch.candidates.shape[1])
+        shared = 0 if batch.shared is None else len(batch.shared)
+        parts = cut_by_user(batch.users, self._pieces(batch.candidates.numel() + shared * len(batch.users)))
+        workers = self._workers(len(parts), batch.candidates.shape[1], shared)
         weights = Weights(self.model, self.dtype, workers[0].scale)
         for worker in workers:
             worker.start(weights, _new_seed(generator))
-        losses = parallel_map(lambda one: one[0].run(_rows(batch, one[1])), list(zip(workers, parts, strict=True)))
+        losses = parallel_map(lambda one: one[0].run(batch.rows(one[1])), list(zip(workers, parts, strict=True)))
         for worker in workers:
             worker.finish()
         self._backward_through_items(workers)
@@ -58,11 +59,11 @@ class CpuGradients:
         """One per thread, but none too small to be worth a thread's while."""
         return max(1, min(thread_count(), samples // SMALLEST_PIECE))
 
-    def _workers(self, count: int, candidates: int) -> list[Worker]:
-        if self.workers and self.workers[0].made_for != (candidates, self.model.training):
+    def _workers(self, count: int, candidates: int, shared: int) -> list[Worker]:
+        if self.workers and self.workers[0].made_for != (candidates, shared, self.model.training):
             self.workers = []
         while len(self.workers) < count:
-            self.workers.append(Worker(self.model, self.dtype, self.loss, candidates))
+            self.workers.append(Worker(self.model, self.dtype, self.loss, candidates, shared))
         return self.workers[:count]
 
     def _backward_through_items(self, workers: list[Worker]) -> None:
@@ -71,6 +72,8 @@ class CpuGradients:
         grad = grad_of(model.item_embedding)
         for worker in workers:
             model.gmf_part(grad).add_(worker.item_gmf_grad)
+            if model.item_bias is not None:
+                grad_of(model.item_bias).add_(worker.item_bias_grad)
         if model.layers:
             total = workers[0].item_mlp_grad
             for worker in workers[1:]:
@@ -88,12 +91,6 @@ def cut_by_user(users: Tensor, pieces: int) -> list[slice]:
         cuts.append(int(torch.searchsorted(users, users[near - 1 : near], right=True)) if near else 0)
     cuts.append(len(users))
     return [slice(a, b) for a, b in itertools.pairwise(cuts)]
-
-
-def _rows(batch: Batch, part: slice) -> Batch:
-    """A range of a batch's rows."""
-    weights = None if batch.weights is None else batch.weights[part]
-    return batch._replace(users=batch.users[part], candidates=batch.candidates[part], weights=weights)
 
 
 def _new_seed(generator: torch.Generator | None) -> int:

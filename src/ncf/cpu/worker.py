@@ -13,19 +13,20 @@ from ncf.cpu.forward import Dropout, Forward, Weights, threshold_backward
 from ncf.cpu.user_side import UserSide, grad_of
 from ncf.model.batch import Batch
 from ncf.model.dropout import keep_of_256
-from ncf.model.losses import BinaryCrossEntropy
+from ncf.model.losses import Loss
 from ncf.model.neumf import NeuMF
 from ncf.model.products import add_product, product_into
 
+SHARED_LOGITS = 262_144  # of shared negatives in a micro-batch: 1 MiB in fp32
 MICRO_BATCHES_PER_CHUNK = 8  # the user side is computed for so many at a time
 
 
 class Worker:
     """Micro-batches of one thread, one after another."""
 
-    def __init__(self, model: NeuMF, dtype: torch.dtype, loss: BinaryCrossEntropy, candidates: int) -> None:
-        self.model, self.loss, self.made_for = model, loss, (candidates, model.training)
-        self.rows = max(1, forward.PAIRS // candidates)  # interactions in a micro-batch
+    def __init__(self, model: NeuMF, dtype: torch.dtype, loss: Loss, candidates: int, shared: int = 0) -> None:
+        self.model, self.loss, self.made_for = model, loss, (candidates, shared, model.training)
+        self.rows = max(1, min(forward.PAIRS // candidates, SHARED_LOGITS // max(1, shared)))  # in a micro-batch
         pairs, wide = self.rows * candidates, model.output.weight.dtype
         self.forward = Forward(model, dtype, pairs)
         self.users = UserSide(model, dtype, self.rows * MICRO_BATCHES_PER_CHUNK)
@@ -45,6 +46,10 @@ class Worker:
         self.output_bias_grad = torch.zeros_like(model.output.bias)
         self.sums = [self.item_gmf_grad, self.item_mlp_grad, *self.weight_grads, *self.bias_grads]
         self.sums += [self.output_mlp_grad, self.output_bias_grad]
+        if model.item_bias is not None:
+            self.item_bias_grad = torch.zeros_like(model.item_bias)
+            self.sums.append(self.item_bias_grad)
+        self.shared = SharedNegatives(model, self.rows, shared) if shared else None
 
     def start(self, weights: Weights, seed: int) -> None:
         """Begin a batch with the network as it is now; `seed` is for dropout."""
@@ -59,16 +64,23 @@ class Worker:
         """The loss sum [], float64, of this thread's rows of a batch; adds up their gradients."""
         loss = torch.zeros((), dtype=torch.float64)
         step = self.rows * MICRO_BATCHES_PER_CHUNK
+        if self.shared is not None and batch.shared is not None:
+            self.shared.start(batch.shared, self.weights)
         for at in range(0, len(batch.users), step):
             chunk = slice(at, at + step)
-            rows = self.users.forward(batch.users[chunk])
-            pieces = [
-                torch.split(x, self.rows) for x in (rows, self.users.row_grads[: len(rows)], batch.candidates[chunk])
+            part = batch.rows(chunk)
+            rows = self.users.forward(part)
+            of_rows = (rows, self.users.row_grads[: len(rows)], part.candidates)
+            always = [torch.split(x, self.rows) for x in of_rows]
+            perhaps = [
+                itertools.repeat(None) if x is None else torch.split(x, self.rows)
+                for x in (part.weights, part.shared_seen)
             ]
-            weights = itertools.repeat(None) if batch.weights is None else torch.split(batch.weights[chunk], self.rows)
-            for piece in zip(*pieces, weights, strict=False):
+            for piece in zip(*always, *perhaps, strict=False):
                 loss += self._micro_batch(*piece)
-            self.users.backward()
+            self.users.backward(len(rows))
+        if self.shared is not None:
+            self.shared.add_to(self.item_gmf_grad, getattr(self, "item_bias_grad", None))
         return loss
 
     def finish(self) -> None:
@@ -80,14 +92,22 @@ class Worker:
         self.model.mlp_part(grad_of(self.model.output.weight)[0]).add_(self.output_mlp_grad, alpha=self.scale)
         grad_of(self.model.output.bias).add_(self.output_bias_grad)
 
-    def _micro_batch(self, rows: Tensor, row_grads: Tensor, candidates: Tensor, weights: Tensor | None) -> Tensor:
+    def _micro_batch(
+        self, rows: Tensor, row_grads: Tensor, candidates: Tensor, weights: Tensor | None, seen: Tensor | None
+    ) -> Tensor:
         """Forward and backward; the loss sum. Fills `row_grads` [b, F + H1], adds to the other gradients."""
         logits, logit_grads = self.logits[: len(rows)], self.logit_grads[: len(rows)]
         self.forward.score(self.weights, rows, candidates, logits, self.dropout)
-        loss = self.loss.value_and_grad(logits, weights, logit_grads)
+        shared = None if self.shared is None else self.shared.score(rows, seen)
+        loss = self.loss.value_and_grad(logits, weights, logit_grads, shared)
         self.output_bias_grad += logit_grads.sum()
+        if self.model.item_bias is not None:
+            self.item_bias_grad.index_add_(0, candidates.view(-1), logit_grads.view(-1))
         if self.model.factors:
             self._gmf_backward(rows, row_grads, candidates.view(-1), logit_grads.unsqueeze(2))
+        if self.shared is not None and shared is not None:
+            self.output_bias_grad += shared.sum()
+            self.shared.backward(rows, row_grads, shared)
         if self.model.layers:
             self._mlp_backward(row_grads, candidates.view(-1), logit_grads.view(-1))
         return loss
@@ -116,6 +136,41 @@ class Worker:
             first = self.first_grad[:n].copy_(first)
         self.item_mlp_grad.index_add_(0, items, first)
         torch.sum(first.view(len(row_grads), -1, first.shape[1]), 1, out=self.model.mlp_part(row_grads))
+
+
+class SharedNegatives:
+    """GMF's scores of the items that are negatives of every row, as one matrix product; there is no MLP beside it."""
+
+    def __init__(self, model: NeuMF, rows: int, shared: int) -> None:
+        self.logits = model.output.weight.new_empty(rows, shared)
+        self.item_grads = model.output.weight.new_zeros(shared, model.factors)
+        self.bias_grads = model.output.weight.new_zeros(shared)
+
+    def start(self, items: Tensor, weights: Weights) -> None:
+        """Take the batch's shared `items` [N]."""
+        self.items = items
+        self.rows = weights.item_gmf.index_select(0, items)  # [N, F]
+        bias = weights.bias.expand(len(items))
+        self.bias = bias if weights.item_bias is None else bias + weights.item_bias[items]
+        self.item_grads.zero_()
+        self.bias_grads.zero_()
+
+    def score(self, user_rows: Tensor, seen: Tensor | None) -> Tensor:
+        """The logits [b, N], -inf where `seen` [b, N]."""
+        logits = torch.addmm(self.bias, user_rows, self.rows.T, out=self.logits[: len(user_rows)])
+        return logits if seen is None else logits.masked_fill_(seen, -torch.inf)
+
+    def backward(self, user_rows: Tensor, row_grads: Tensor, logit_grads: Tensor) -> None:
+        """Add to `row_grads` [b, F], and to the items' gradients."""
+        row_grads.addmm_(logit_grads, self.rows)
+        self.item_grads.addmm_(logit_grads.T, user_rows)
+        self.bias_grads += logit_grads.sum(0)
+
+    def add_to(self, item_grad: Tensor, bias_grad: Tensor | None) -> None:
+        """Add the batch's gradients to those of all items [I, F], and of their biases [I]."""
+        item_grad.index_add_(0, self.items, self.item_grads)
+        if bias_grad is not None:
+            bias_grad.index_add_(0, self.items, self.bias_grads)
 
 
 def _through_relu(grad: Tensor, activation: Tensor) -> Tensor:

@@ -29,7 +29,12 @@ class Sequence(NamedTuple):
 
     users: Tensor  # [N] int32, ascending
     items: Tensor  # [N] int32
-    earlier: Tensor | None  # [N] int32: how many of the user's are earlier; None: all before it
+    earlier: Tensor | None = None  # [N] int32: how many of the user's are earlier; None: all before it
+
+    def to(self, device: torch.device) -> "Sequence":
+        """The same on another device."""
+        earlier = None if self.earlier is None else self.earlier.to(device)
+        return Sequence(self.users.to(device), self.items.to(device), earlier)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,13 +5,16 @@ user's seen items that come before it; one binary search over all users at once 
 """
 
 import copy
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from ncf.data.hashing import hash_chain
+from ncf.threads import parallel_map
 
 PAD = -1  # in an array of items: there is none
+SEARCHED = 2**19  # pairs that are looked up at a time
 CHUNK = 2**17  # evaluation negatives drawn at a time, so that what each is compared with stays in the cache
 
 
@@ -32,6 +35,8 @@ class UnseenItems:
     def to(self, device: torch.device) -> "UnseenItems":
         """The same structure on another device."""
         other = copy.copy(self)
+        for name in ("pairs", "items"):
+            other.__dict__.pop(name, None)
         other.start, other.counts, other.keys = (x.to(device) for x in (self.start, self.counts, self.keys))
         return other
 
@@ -43,6 +48,46 @@ class UnseenItems:
         place = torch.arange(len(row), device=users.device) - (length.cumsum(0) - length)[row]
         user = users[row]
         return row, self.keys[self.start[user] + place] - user * (self.n_items + 1) + place
+
+    def which_seen(self, users: Tensor, items: Tensor) -> Tensor:
+        """Which of distinct `items` [N] each of `users` [B] has seen: [B, N] bool."""
+        n = len(items)
+        found = torch.zeros(len(users), n + 1, dtype=torch.bool, device=users.device)
+        parts = range(0, len(users), max(1, SEARCHED // (n + 1)))
+        if users.device.type == "cpu":
+            slots = torch.full((self.n_items,), n).index_put_((items,), torch.arange(n))  # n for all others
+            parallel_map(lambda at: self._mark(users[at : at + parts.step], slots, found[at : at + parts.step]), parts)
+            return found[:, :n]
+        for at in parts:  # a search, as the host need not wait for the number of pairs
+            wanted = users[at : at + parts.step].long().unsqueeze(1) * self.n_items + items
+            place = torch.searchsorted(self.pairs, wanted).clamp(max=len(self.pairs) - 1)
+            found[at : at + parts.step, :n] = self.pairs[place] == wanted
+        return found[:, :n]
+
+    def _mark(self, users: Tensor, slots: Tensor, found: Tensor) -> None:
+        """Set `found` [B, n + 1] at the slot of every item that each of `users` has seen."""
+        users = users.long()
+        length = self.n_items - self.counts[users]
+        begin = length.cumsum(0) - length
+        place = torch.repeat_interleave(self.start[users] - begin, length)
+        place += torch.arange(len(place))
+        flat = torch.repeat_interleave(torch.arange(len(users)) * found.shape[1], length)
+        flat += slots.index_select(0, self.items.index_select(0, place))
+        found.view(-1).index_fill_(0, flat, True)
+
+    @cached_property
+    def items(self) -> Tensor:
+        """The items of the seen pairs, int32, by user."""
+        return (self.pairs % self.n_items).int()
+
+    @cached_property
+    def pairs(self) -> Tensor:
+        """The seen pairs, each user * I + item, ascending."""
+        seen = self.n_items - self.counts
+        user = torch.repeat_interleave(torch.arange(len(seen), device=seen.device), seen)
+        place = torch.arange(len(user), device=seen.device) - self.start[user]
+        pairs: Tensor = self.keys - user + place
+        return pairs
 
     def item_at(self, users: Tensor, numbers: Tensor) -> Tensor:
         """The unseen item with the given number, of each user.

@@ -4,10 +4,10 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 from ncf.config import PrepareConfig
 from ncf.errors import InputError, NcfWarning
+from ncf.ingest.times import is_number, is_time
 
 # the names a column is known by, case and punctuation ignored; where two are present the earlier one counts
 KNOWN = {
@@ -31,7 +31,6 @@ KNOWN = {
     ).split(),
 }
 ROLES = tuple(KNOWN)
-EPOCH = 1e8  # a number above this is a time: no rating is so large, and seconds since 1970 have been since 1973
 NAMING = "name them with --user-column and --item-column"
 
 
@@ -53,24 +52,6 @@ def plain(name: str) -> str:
 def is_known(name: str) -> bool:
     """Whether a header would have this cell."""
     return any(plain(name) in names for names in KNOWN.values())
-
-
-def is_number(cell: str) -> bool:
-    """Whether a cell is a number."""
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
-def is_date(cell: str) -> bool:
-    """Whether a cell is a date, or a date and a time, in ISO's form."""
-    try:
-        datetime.fromisoformat(cell.strip())
-    except ValueError:
-        return False
-    return not is_number(cell)
 
 
 def wanted(config: PrepareConfig) -> dict[str, str]:
@@ -152,7 +133,7 @@ def _take_by_position(taken: dict[str, int], sample: Sequence[Sequence[str]], wi
     if third is None or "value" in given:
         return
     cells = [row[third] for row in sample if len(row) == width]
-    if "time" not in given and all(is_date(cell) or (is_number(cell) and float(cell) > EPOCH) for cell in cells):
+    if "time" not in given and all(map(is_time, cells)):
         del taken["value"]
         fourth = taken.pop("time", None)
         taken["time"] = third

@@ -23,12 +23,12 @@ from ncf.data.interactions import Earlier, Interactions
 from ncf.data.storage import check_dataset_output
 from ncf.data.unseen import PAD
 from ncf.errors import InputError, NcfWarning
+from ncf.ingest.locate import Files, find_files, is_table, source_name
 from ncf.ingest.presplit import PresplitFiles, find_presplit, read_presplit
 from ncf.ingest.read import Log, read_log
 from ncf.ingest.scan import Scan, open_scan
-from ncf.ingest.sources import Files, find_files, is_table, source_name
 from ncf.ingest.split import Split, split_log
-from ncf.ingest.summary import time_span
+from ncf.ingest.times import time_span
 from ncf.ingest.titles import find_titles
 
 

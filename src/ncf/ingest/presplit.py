@@ -15,10 +15,10 @@ import numpy as np
 from ncf.config import PrepareConfig
 from ncf.data.unseen import PAD
 from ncf.errors import InputError, NcfWarning
+from ncf.ingest.locate import GIVEN_SPLIT, Files
 from ncf.ingest.order import Rows, order_rows
 from ncf.ingest.read import Ids, read_log
 from ncf.ingest.scan import open_scan
-from ncf.ingest.sources import GIVEN_SPLIT, Files
 from ncf.ingest.split import Split, first_of_pairs
 from ncf.ingest.text import read_lines
 

@@ -16,15 +16,15 @@ import duckdb
 from ncf.config import PrepareConfig
 from ncf.data.duckdb_session import file_list, identifier, literal, reading
 from ncf.errors import InputError
-from ncf.ingest.columns import Roles, is_number, pick_roles
-from ncf.ingest.sources import Files
+from ncf.ingest.columns import Roles, pick_roles
+from ncf.ingest.locate import Files
 from ncf.ingest.text import SAMPLE_LINES, Dialect, read_bytes, read_lines, sniff
+from ncf.ingest.times import EXACT, as_microseconds, kind_of
 
 TABLE = "table_in_memory"
 INTEGERS = {"TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER"}
 DIGITS = {"digits32": "INTEGER", "digits64": "BIGINT"}  # what text ids are read as where they are spelled like it
 FLOATS = {"FLOAT", "DOUBLE"}
-EXACT = 2**53  # a DOUBLE holds integers up to here
 REJECTS = 10_000  # malformed rows kept for the message where the first one ends the preparation
 
 
@@ -91,11 +91,7 @@ class Scan:
             return _id_cell(column, kind)
         if kind in INTEGERS or (self.form == "text" and kind in ("number", "whole")):
             return column
-        if kind.startswith(("TIMESTAMP", "DATE")):
-            return f"epoch_us({column}::TIMESTAMPTZ)"
-        if kind == "iso":
-            return f"epoch_us(TRY_CAST(trim({column}) AS TIMESTAMPTZ))"
-        return f"TRY_CAST({column} AS {'BIGINT' if kind == 'whole' else 'DOUBLE'})"
+        return as_microseconds(column, kind) or f"TRY_CAST({column} AS {'BIGINT' if kind == 'whole' else 'DOUBLE'})"
 
 
 def _id_cell(column: str, kind: str) -> str:
@@ -141,11 +137,7 @@ def _text_kinds(roles: Roles, rows: Sequence[Sequence[str]]) -> dict[str, str]:
     if roles.value is not None:
         kinds["value"] = "number"
     if roles.time is not None:
-        cells = [row[roles.time] for row in rows]
-        numbers = [float(cell) for cell in cells if is_number(cell)]
-        kinds["time"] = "iso" if len(numbers) * 2 < len(cells) else "number"
-        if kinds["time"] == "number" and max(map(abs, numbers), default=0) >= EXACT:  # nanoseconds
-            kinds["time"] = "whole"
+        kinds["time"] = kind_of([row[roles.time] for row in rows])
     return kinds
 
 
@@ -196,5 +188,5 @@ def _typed(con: duckdb.DuckDBPyConnection, form: str, files: Files, relation: st
         if "time" in kinds and kinds["time"] == "VARCHAR":
             time = identifier(names[roles.time or 0])
             cells = con.execute(f"SELECT {time} FROM {relation} LIMIT {SAMPLE_LINES}").fetchall()
-            kinds["time"] = "iso" if sum(is_number(str(cell)) for (cell,) in cells) * 2 < len(cells) else "number"
+            kinds["time"] = kind_of([str(cell) for (cell,) in cells])
     return Scan(form, files, names, roles, kinds)

@@ -1,32 +1,9 @@
 """What the preparation did, for a person: what was read, what each rule dropped, what is left."""
 
-from datetime import UTC, datetime
 from typing import Any
 
-import numpy as np
-
 from ncf.data.dataset import Dataset
-from ncf.ingest.columns import EPOCH
 from ncf.ingest.text import describe
-
-SCALES = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3), (EPOCH, 1.0))  # a time above the first is in units of 1 s / the second
-
-
-def time_span(times: np.ndarray, kind: str) -> dict[str, Any]:
-    """The first and the last time, in ISO's form; plain numbers where they are no dates."""
-    first, last = times.min().item(), times.max().item()
-    is_date = kind == "iso" or kind.startswith(("TIMESTAMP", "DATE"))
-    scale = 1e6 if is_date else next((unit for least, unit in SCALES if last > least), 0)
-    return {"first_time": _iso(first, scale), "last_time": _iso(last, scale)}
-
-
-def _iso(time: float, scale: float) -> str | float:
-    if not scale:
-        return time
-    try:
-        return datetime.fromtimestamp(time / scale, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    except (OverflowError, OSError, ValueError):
-        return time
 
 
 def format_summary(dataset: Dataset) -> list[str]:

@@ -13,7 +13,8 @@ from typing import BinaryIO, cast
 
 from ncf.config import PrepareConfig
 from ncf.errors import InputError
-from ncf.ingest.columns import find_column, is_date, is_known, is_number, wanted
+from ncf.ingest.columns import find_column, is_known, wanted
+from ncf.ingest.times import is_date, is_number
 
 DELIMITERS = ("::", "\t", ";", ",", "|")  # in order of preference; a space counts where none of these fits
 SAMPLE_BYTES = 1 << 18

@@ -30,8 +30,13 @@ class NeuMF(nn.Module):
     embedding, so half of it belongs to each side. Each side has one table, GMF's columns first, MLP's after.
 
     Initial weights, as the NVIDIA recipe's: embeddings N(0, 0.01), hidden layers Glorot uniform, the output LeCun
-    uniform, biases 0; all from `seed`. The first hidden layer is factored: W [u; i] = Wu u + Wi i, so that each term is
-    computed once per user or item. It is exact, and over half of the network's arithmetic goes.
+    uniform, biases 0; all from `seed`. GMF alone starts as matrix factorization, its output weights 1 (section 3.2).
+    The first hidden layer is factored: W [u; i] = Wu u + Wi i, so that each term is computed once per user or item. It
+    is exact, and over half of the network's arithmetic goes.
+
+    With `history` L the user side adds the last L items to the user's row, as Fossil does (He and McAuley, "Fusing
+    similarity models with Markov chains", ICDM 2016): x = U[u] + sum over l of w_l E[item l]. `ordered=False` gives all
+    of them one weight, for logs without a time. A user without a row (index -1) is the history alone.
 
     Of several processes each has the rows of its own users, from `user_offset` on, and all of the rest. Raises
     InputError for a width that cannot be built.
@@ -47,6 +52,9 @@ class NeuMF(nn.Module):
         factors: int = 64,
         layers: Sequence[int] = (256, 256, 128, 64),
         dropout: float = 0.5,
+        history: int = 0,
+        ordered: bool = True,
+        item_bias: bool = False,
         seed: int = 0,
         user_offset: int = 0,
     ) -> None:
@@ -57,6 +65,11 @@ class NeuMF(nn.Module):
         width = factors + (layers[0] // 2 if layers else 0)  # D
         self.user_embedding = nn.Parameter(torch.empty(n_users, width))
         self.item_embedding = nn.Parameter(torch.empty(n_items, width))
+        self.history = history  # L
+        if history:
+            self.history_embedding = nn.Parameter(torch.empty(n_items, width))
+            self.history_weights = nn.Parameter(torch.empty(history if ordered else 1))
+        self.item_bias = nn.Parameter(torch.empty(n_items)) if item_bias else None
         hidden = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(layers))
         self.mlp = cast(Sequence[nn.Linear], hidden)  # a ModuleList does not tell what it holds
         self.output = nn.Linear(factors + (layers[-1] if layers else 0), 1)
@@ -67,12 +80,19 @@ class NeuMF(nn.Module):
         """Draw the initial weights."""
         draw_table(self.user_embedding, seed, "user", user_offset)
         draw_table(self.item_embedding, seed, "item", 0)
+        if self.history:
+            draw_table(self.history_embedding, seed, "history", 0)
+            self.history_weights.copy_(1 / torch.arange(1, len(self.history_weights) + 1))
+        if self.item_bias is not None:
+            nn.init.zeros_(self.item_bias)
         generator = torch.Generator().manual_seed(seed)
         for layer in self.mlp:
             nn.init.xavier_uniform_(layer.weight, generator=generator)
             nn.init.zeros_(layer.bias)
         bound = math.sqrt(3 / self.output.in_features)
         self.output.weight.uniform_(-bound, bound, generator=generator)
+        if not self.layers:
+            nn.init.ones_(self.output.weight)
         nn.init.zeros_(self.output.bias)
 
     def gmf_part(self, x: Tensor) -> Tensor:
@@ -91,9 +111,20 @@ class NeuMF(nn.Module):
         """Wi [H, D - F] of the same."""
         return weight[:, self.layers[0] // 2 :]
 
-    def user_rows(self, users: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """What `logits` needs of `users` [B]: [B, F + H], GMF's factors times the output weights, then Wu u + b."""
-        rows = functional.embedding(users, self.user_embedding)
+    def user_inputs(self, users: Tensor, history: Tensor | None = None) -> Tensor:
+        """The user side's sum [B, D]: rows of `users` [B], none for -1, and of their `history` [B, L], none for -1."""
+        if history is None:
+            return functional.embedding(users, self.user_embedding)
+        known = (users >= 0).unsqueeze(1)
+        rows = functional.embedding(users.clamp(min=0), self.user_embedding) * known
+        weights = self.history_weights * (history >= 0)
+        return rows + functional.embedding_bag(
+            history.clamp(min=0), self.history_embedding, per_sample_weights=weights, mode="sum"
+        )
+
+    def user_rows(self, users: Tensor, dtype: torch.dtype = torch.float32, history: Tensor | None = None) -> Tensor:
+        """What `logits` needs of `users` [B]: [B, F + H], GMF's factors times the output weights, then Wu x + b."""
+        rows = self.user_inputs(users, history)
         parts: list[Tensor] = [self.gmf_part(rows) * self.gmf_part(self.output.weight[0])]
         if self.layers:
             weight = self.user_half(self.mlp[0].weight)
@@ -126,12 +157,14 @@ class NeuMF(nn.Module):
         item_rows: Tensor,
         dtype: torch.dtype = torch.float32,
         generator: torch.Generator | None = None,
+        bias: Tensor | None = None,
     ) -> Tensor:
         """Scores, as logits in fp32: [B, C] of `user_rows` [B, F + H] and `item_rows` [B, C, F + H] or [C, F + H].
 
-        `dtype` is the precision of the hidden layers' products. Dropout follows each hidden ReLU in training mode.
+        `bias` is that of the items, [B, C] or [C]. `dtype` is the precision of the hidden layers' products. Dropout
+        follows each hidden ReLU in training mode.
         """
-        score: Tensor = self.output.bias
+        score: Tensor = self.output.bias if bias is None else self.output.bias + bias
         if self.factors:
             user, item = self.gmf_part(user_rows), self.gmf_part(item_rows)
             score = score + (user @ item.T if item.dim() == 2 else _dot(item, user.unsqueeze(1)))
@@ -143,15 +176,21 @@ class NeuMF(nn.Module):
             score = score + _dot(hidden.to(score.dtype), self.mlp_part(self.output.weight))  # 16 bits would make ties
         return score
 
+    def bias_of(self, items: Tensor) -> Tensor | None:
+        """The bias of `items`, any shape; None where items have none."""
+        return None if self.item_bias is None else self.item_bias[items]
+
     def forward(
         self,
         users: Tensor,
         candidates: Tensor,
         dtype: torch.dtype = torch.float32,
         generator: torch.Generator | None = None,
+        history: Tensor | None = None,
     ) -> Tensor:
-        """Scores of `candidates` [B, C] for `users` [B], as logits in fp32: [B, C]."""
-        return self.logits(self.user_rows(users, dtype), self.item_rows(candidates, dtype), dtype, generator)
+        """Scores of `candidates` [B, C] or [C] for `users` [B] with `history` [B, L], as logits in fp32: [B, C]."""
+        rows, items = self.user_rows(users, dtype, history), self.item_rows(candidates, dtype)
+        return self.logits(rows, items, dtype, generator, self.bias_of(candidates))
 
     def _activate(self, hidden: Tensor, generator: torch.Generator | None) -> Tensor:
         hidden = functional.relu(hidden)

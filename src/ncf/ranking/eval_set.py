@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ncf.data.history import Histories
+from ncf.data.interactions import Interactions
 from ncf.data.shard import AnyDataset
 from ncf.data.unseen import PAD, UnseenItems, evaluation_negatives
 from ncf.errors import InputError, NcfWarning
@@ -30,6 +32,7 @@ class EvalSet:
     evaluated: int  # users, at least one
     candidates: int  # the most items that a user's held-out item is ranked among, itself included
     pairs: int  # user-item pairs that are scored
+    history: Tensor | None = None  # [E, L] what each user did before, if the network reads it
 
     def to(self, device: torch.device) -> "EvalSet":
         """The same on another device."""
@@ -40,16 +43,19 @@ class EvalSet:
             positives=self.positives.to(device),
             unseen=self.unseen.to(device),
             negatives=negatives,
+            history=None if self.history is None else self.history.to(device),
         )
 
 
-def make_eval_set(dataset: AnyDataset, split: str, valid_negative: int | str, group: ProcessGroup = SINGLE) -> EvalSet:
+def make_eval_set(
+    dataset: AnyDataset, split: str, valid_negative: int | str, group: ProcessGroup = SINGLE, *, history: int = 0
+) -> EvalSet:
     """The evaluation set of the `validation` or `test` split, with `valid_negative` unseen items per user, or `all`.
 
     Negatives that came with the log (He's files) serve where the split is `test` and their number is the one asked
-    for; one that repeats or equals the positive is left out. Warns of users with fewer unseen items than asked
-    for. Of several processes each has its own users'. Raises InputError where the dataset holds nothing out for the
-    split.
+    for; one that repeats or equals the positive is left out. `history` is how much the network reads of each user.
+    Warns of users with fewer unseen items than asked for. Of several processes each has its own users'. Raises
+    InputError where the dataset holds nothing out for the split.
     """
     mine = dataset.interactions
     heldout = mine.heldout(split)
@@ -91,7 +97,15 @@ def make_eval_set(dataset: AnyDataset, split: str, valid_negative: int | str, gr
         evaluated=evaluated,
         candidates=max(group.all_gather(int(counts.max()) if len(counts) else 0)) + 1,
         pairs=group.all_sum(pairs)[0],
+        history=_history(mine, split, users, history) if history else None,
     )
+
+
+def _history(mine: Interactions, split: str, users: Tensor, length: int) -> Tensor:
+    """What each of `users` did before the held-out item: in training, and for the test in validation."""
+    sequence = mine.sequence() if split == "validation" else mine.sequence("validation")
+    earlier = None if mine.earlier is None else mine.earlier.of(split)[users]
+    return Histories(sequence, mine.n_users, length, ordered=mine.ordered).of_users(users, earlier)
 
 
 def _check_users(dataset: AnyDataset, split: str, held: int, evaluated: int) -> None:

@@ -105,7 +105,7 @@ def warn_if_odd(evaluation: Evaluation, eval_set: EvalSet) -> None:
 def _rank(scorer: Scorer, eval_set: EvalSet, part: slice) -> tuple[Tensor, Tensor, Tensor]:
     """Rank, whether tied, and whether all scores are finite, of the users of a batch: [B] each."""
     users, positives = eval_set.users[part], eval_set.positives[part].unsqueeze(1)
-    rows = scorer.user_rows(users)
+    rows = scorer.user_rows(users, None if eval_set.history is None else eval_set.history[part])
     if eval_set.negatives is None:
         others = scorer.score_all(rows)
         positive = others.gather(1, positives).squeeze(1)

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ncf.cpu.forward import PAIRS, Forward, Weights
-from ncf.cpu.threads import parallel_map
 from ncf.model.neumf import NeuMF
+from ncf.threads import parallel_map
 
 GPU_PAIRS = 1_048_576  # user-item pairs that a GPU scores at a time
 
@@ -22,8 +22,8 @@ GPU_PAIRS = 1_048_576  # user-item pairs that a GPU scores at a time
 class Scorer(Protocol):
     """Scores as fp32; higher is better. Users are given as rows, so that a user need not be in the user table."""
 
-    def user_rows(self, users: Tensor) -> Tensor:
-        """What `score` needs of `users` [B], a row each."""
+    def user_rows(self, users: Tensor, history: Tensor | None = None) -> Tensor:
+        """What `score` needs of `users` [B] with `history` [B, L], a row each."""
 
     def score(self, rows: Tensor, items: Tensor) -> Tensor:
         """Scores [B, C] of `items` [B, C] for the users of `rows` [B, ...]."""
@@ -54,10 +54,12 @@ class NeuralScorer:
                 self.table = model.item_table(dtype)  # [I, F + H1]
 
     @torch.inference_mode(mode=False)  # whatever the caller's mode: threads write into one tensor
-    def user_rows(self, users: Tensor) -> Tensor:
-        """Projected user rows [B, F + H1]."""
+    def user_rows(self, users: Tensor, history: Tensor | None = None) -> Tensor:
+        """Projected user rows [B, F + H1]; a network with a history needs that of every user."""
+        if self.model.history and history is None:
+            raise ValueError("a network with a history needs that of every user")
         with torch.no_grad():
-            return self.model.user_rows(users, self.dtype)
+            return self.model.user_rows(users, self.dtype, history)
 
     @torch.inference_mode(mode=False)
     def score(self, rows: Tensor, items: Tensor) -> Tensor:
@@ -71,8 +73,8 @@ class NeuralScorer:
                 forward = self._forward(items[part].numel())
                 forward.score(self.weights, rows[part], items[part].contiguous(), scores[part])
             else:
-                table = functional.embedding(items[part], self.table)
-                scores[part] = self.model.logits(rows[part], table, self.dtype)
+                table, bias = functional.embedding(items[part], self.table), self.model.bias_of(items[part])
+                scores[part] = self.model.logits(rows[part], table, self.dtype, bias=bias)
 
         self._for_each(score_chunk, range(0, len(rows), step))
         return scores
@@ -90,7 +92,8 @@ class NeuralScorer:
             if self.on_cpu:
                 self._forward(self.pairs).score_block(self.weights, rows[some], chosen, scores[some, chosen])
             else:
-                scores[some, chosen] = self.model.logits(rows[some], self.table[chosen], self.dtype)
+                bias = None if self.model.item_bias is None else self.model.item_bias[chosen]
+                scores[some, chosen] = self.model.logits(rows[some], self.table[chosen], self.dtype, bias=bias)
 
         starts = itertools.product(range(0, len(rows), user_step), range(0, n_items, item_step))
         self._for_each(score_chunk, list(starts))
@@ -118,7 +121,7 @@ class PopularityScorer:
     def __init__(self, train_items: Tensor, n_items: int) -> None:
         self.counts = torch.bincount(train_items.long(), minlength=n_items).float()
 
-    def user_rows(self, users: Tensor) -> Tensor:
+    def user_rows(self, users: Tensor, history: Tensor | None = None) -> Tensor:  # noqa: ARG002 - as above
         """The users themselves, as nothing is needed of them."""
         return users
 

@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ncf.config import TrainConfig
+from ncf.data.interactions import Interactions
 from ncf.data.shard import AnyDataset, load_dataset, save_dataset
 from ncf.data.storage import read_manifest
 from ncf.errors import InputError
@@ -82,16 +83,7 @@ class RunDirectory:
 
     def new_model(self) -> NeuMF:
         """A network of this run's sizes, with its initial weights; users are those of this process."""
-        config, interactions = self.config, self.dataset.interactions
-        return NeuMF(
-            interactions.n_users,
-            interactions.n_items,
-            factors=config.factors,
-            layers=config.layers,
-            dropout=config.dropout,
-            seed=config.seed,
-            user_offset=interactions.user_offset,
-        )
+        return make_model(self.dataset.interactions, self.config)
 
     def has(self, name: str) -> bool:
         """Whether the weights `name` (best, last, deploy) are there."""
@@ -187,6 +179,22 @@ class RunDirectory:
 
     def _file(self, name: str) -> Path:
         return self.path / f"{name}.safetensors"
+
+
+def make_model(interactions: Interactions, config: TrainConfig) -> NeuMF:
+    """The network of `config` for some interactions, with its initial weights."""
+    return NeuMF(
+        interactions.n_users,
+        interactions.n_items,
+        factors=config.factors,
+        layers=config.layers,
+        dropout=config.dropout,
+        history=config.history,
+        ordered=interactions.ordered,
+        item_bias=config.item_bias,
+        seed=config.seed,
+        user_offset=interactions.user_offset,
+    )
 
 
 def run_fingerprint(config: TrainConfig, dataset: AnyDataset) -> str:

@@ -88,5 +88,10 @@ def _check_same(run: RunDirectory, config: TrainConfig, dataset: AnyDataset) -> 
             raise InputError(
                 f"--resume cannot change {flag_name(item.name)}: the run in {run.path} has {theirs!r}, got {ours!r}"
             )
+    if config.schedule != "constant" and config.epochs != run.config.epochs:
+        raise InputError(
+            f"--resume cannot change --epochs where the learning rate falls with them (--schedule {config.schedule}): "
+            f"the run in {run.path} has {run.config.epochs}, got {config.epochs}"
+        )
     if dataset.fingerprint != run.dataset.fingerprint:
         raise InputError(f"--resume: the run in {run.path} was trained on another dataset than {dataset.name}")

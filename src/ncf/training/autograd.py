@@ -10,7 +10,7 @@ from torch import Tensor
 from ncf.config import TrainConfig
 from ncf.errors import InputError, NcfWarning, RunError
 from ncf.model.batch import Batch
-from ncf.model.losses import BinaryCrossEntropy
+from ncf.model.losses import Loss
 from ncf.model.neumf import NeuMF
 from ncf.parallel.group import first_line
 
@@ -21,7 +21,7 @@ class AutogradGradients:
     def __init__(
         self,
         model: NeuMF,
-        loss: BinaryCrossEntropy,
+        loss: Loss,
         dtype: torch.dtype,
         config: TrainConfig,
         scaler: torch.amp.GradScaler,
@@ -55,14 +55,13 @@ class AutogradGradients:
         self.tried = True
         return loss
 
-    def _loss_sum(
-        self, users: Tensor, candidates: Tensor, weights: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
-        return self.loss.value(self.model(users, candidates, self.dtype, generator), weights)
+    def _loss_sum(self, batch: Batch, generator: torch.Generator | None) -> Tensor:
+        return loss_sum(self.model, self.loss, batch, self.dtype, generator)
 
     def _differentiate(self, batch: Batch, generator: torch.Generator | None) -> Tensor:
         self.model.zero_grad()
-        loss: Tensor = self.forward(batch.users, batch.candidates, batch.weights, generator)
+        # Compiled code must not depend on the number of samples, which no part of the loss reads.
+        loss: Tensor = self.forward(batch._replace(samples=0), generator)
         torch.autograd.backward(self.scaler.scale(loss / self.divisor))
         return loss.detach()
 
@@ -75,6 +74,22 @@ class AutogradGradients:
             raise RunError(f"the step cannot be compiled ({reason}): leave --compile (--xla) out") from error
         warnings.warn(f"the step cannot be compiled ({reason}), so it is slower", NcfWarning, stacklevel=2)
         self.forward, self.compiled = self._loss_sum, False
+
+
+def loss_sum(
+    model: NeuMF, loss: Loss, batch: Batch, dtype: torch.dtype, generator: torch.Generator | None = None
+) -> Tensor:
+    """The loss sum [] of a batch, differentiable."""
+    rows = model.user_rows(batch.known_users(), dtype, batch.history)
+    items, bias = model.item_rows(batch.candidates, dtype), model.bias_of(batch.candidates)
+    logits = model.logits(rows, items, dtype, generator, bias)
+    if batch.shared is None:
+        return loss.value(logits, batch.weights)
+    items, bias = model.item_rows(batch.shared, dtype), model.bias_of(batch.shared)
+    shared = model.logits(rows, items, dtype, generator, bias)
+    if batch.shared_seen is not None:
+        shared = shared.masked_fill(batch.shared_seen, -torch.inf)
+    return loss.value(logits, batch.weights, shared)
 
 
 def wants_compile(config: TrainConfig, device: torch.device) -> bool:

@@ -2,25 +2,26 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import Tensor
 
 from ncf.config import TrainConfig
+from ncf.data.history import Histories
+from ncf.data.interactions import Sequence
 from ncf.data.unseen import UnseenItems, draw_unchecked
 from ncf.errors import InputError
 from ncf.model.batch import Batch
 
 LARGEST_BATCH = 1_048_576  # the recipe's
-STEPS_PER_EPOCH = 100
 
 
 def batch_size_of(config: TrainConfig, n_train: int, processes: int = 1) -> int:
-    """Samples per step: as asked, or about 100 steps per epoch. Raises InputError where they hold no interaction."""
+    """Samples per step: as asked, or for `steps_per_epoch`. Raises InputError where they hold no interaction."""
     each = 1 + config.negative_samples
     if config.batch_size is None:
-        return max(processes, min(LARGEST_BATCH // each, math.ceil(n_train / STEPS_PER_EPOCH))) * each
+        return max(processes, min(LARGEST_BATCH // each, math.ceil(n_train / config.steps_per_epoch))) * each
     if config.batch_size < each:
         raise InputError(
             f"--batch-size must hold one interaction and its {config.negative_samples} negatives, so at least {each}: "
@@ -29,7 +30,7 @@ def batch_size_of(config: TrainConfig, n_train: int, processes: int = 1) -> int:
     return config.batch_size
 
 
-def steps_of(counts: Sequence[int], rows: int) -> int:
+def steps_of(counts: Collection[int], rows: int) -> int:
     """The fewest steps in which processes with `counts` interactions visit each once, with at most `rows` in a step.
 
     In each step a process takes ceil(count / steps) of its own until none is left. Raises InputError where not even one
@@ -47,23 +48,28 @@ def steps_of(counts: Sequence[int], rows: int) -> int:
 
 
 class Batches:
-    """Draws an epoch's batches from training pairs `users` and `items` [N] (ascending users), on their device.
+    """Draws an epoch's batches from a sequence of N training interactions, on its device.
 
-    `counts` are the interactions of every process where there are several; all then make the same number of steps.
+    `ordered` says whether the log has a time. `counts` are the interactions of every process where there are several;
+    all then make the same number of steps.
     """
 
     def __init__(
         self,
-        users: Tensor,
-        items: Tensor,
+        sequence: Sequence,
         n_users: int,
         n_items: int,
         config: TrainConfig,
         *,
+        ordered: bool = True,
         pad: bool = False,
-        counts: Sequence[int] | None = None,
+        counts: Collection[int] | None = None,
     ) -> None:
-        self.users, self.items, self.n_items = users, items, n_items
+        users, items = self.users, self.items = sequence.users, sequence.items
+        self.n_items, self.user_dropout = n_items, config.user_dropout
+        length = config.history
+        self.histories = Histories(sequence, n_users, length, ordered=ordered) if length else None
+        self.shared_negatives = min(config.shared_negatives, n_items)
         self.negative_samples, self.neg_trick = config.negative_samples, config.neg_trick
         self.unseen = UnseenItems(users, items, n_users, n_items)
         # whether some user has no unseen item to draw
@@ -91,22 +97,38 @@ class Batches:
             users, positives = self.users[rows], self.items[rows].unsqueeze(1)
             negatives = self._negatives(users, generator)
             candidates = torch.cat([positives, negatives.to(positives.dtype)], 1)
-            yield self._weigh(users, candidates)
+            batch = Batch(users, candidates, None, candidates.numel())
+            if self.histories is not None:
+                batch = batch._replace(history=self.histories.of_rows(rows, generator))
+            if self.user_dropout:
+                chance = torch.rand(len(users), generator=generator, device=users.device)
+                batch = batch._replace(hidden=chance < self.user_dropout)
+            if self.shared_negatives:
+                shared = torch.randperm(self.n_items, generator=generator, device=users.device)
+                shared = shared[: self.shared_negatives]
+                batch = batch._replace(shared=shared, shared_seen=self.unseen.which_seen(users, shared))
+            yield self._weigh(batch)
 
     def _negatives(self, users: Tensor, generator: torch.Generator) -> Tensor:
         if self.neg_trick:
             return draw_unchecked(self.n_items, users, self.negative_samples, generator)
         return self.unseen.draw(users, self.negative_samples, generator)
 
-    def _weigh(self, users: Tensor, candidates: Tensor) -> Batch:
+    def _weigh(self, batch: Batch) -> Batch:
         if not self.weighted:
-            return Batch(users, candidates, None, candidates.numel())
-        there = candidates >= 0
-        count: int | Tensor = there.sum() if self.saturated else candidates.numel()
+            return batch
+        there = batch.candidates >= 0
+        missing = self.rows - len(batch.users) if self.pad and len(batch.users) else 0
+        last = batch.rows(slice(len(batch.users) - 1, None))
+        padded = {}
+        for name in ("users", "candidates", "history", "hidden", "shared_seen"):
+            values, row = getattr(batch, name), getattr(last, name)
+            if values is not None and missing:
+                values = torch.cat([values, row.expand(missing, *row.shape[1:])])
+            padded[name] = values
         weights = there.float()
-        missing = self.rows - len(users) if self.pad and len(users) else 0
         if missing:
-            users = torch.cat([users, users[-1:].expand(missing)])
-            candidates = torch.cat([candidates, candidates[-1:].expand(missing, -1)])
             weights = torch.cat([weights, weights.new_zeros(missing, weights.shape[1])])
-        return Batch(users, candidates.clamp(min=0), weights, count)
+        padded["candidates"] = padded["candidates"].clamp(min=0)
+        samples = there.sum() if self.saturated else batch.samples
+        return batch._replace(**padded, weights=weights, samples=samples)

@@ -10,7 +10,7 @@ from ncf.config import TrainConfig
 from ncf.cpu.gradients import CpuGradients
 from ncf.errors import InputError, NcfWarning
 from ncf.model.batch import Batch
-from ncf.model.losses import BinaryCrossEntropy
+from ncf.model.losses import BinaryCrossEntropy, Loss, SampledSoftmax
 from ncf.model.neumf import NeuMF
 from ncf.model.products import DTYPES, has_fast_bf16
 from ncf.parallel.group import SINGLE, ProcessGroup
@@ -39,6 +39,29 @@ def check_precision(precision: str, device: torch.device) -> None:
         )
 
 
+def check_loss(config: TrainConfig) -> None:
+    """Raise InputError where the options of the loss and its negatives do not go together."""
+    if config.shared_negatives and config.layers:
+        layers = " ".join(map(str, config.layers))
+        raise InputError(
+            f"--layers {layers} has no place beside --shared-negatives {config.shared_negatives}, which GMF alone can "
+            "score: take --layers none or, for an MLP, --recipe nvidia (with --history 20, say)"
+        )
+    if config.shared_negatives and config.loss == "bce":
+        raise InputError("--shared-negatives need --loss softmax: binary cross-entropy takes --negative-samples alone")
+    if not config.shared_negatives and not config.negative_samples:
+        raise InputError("--negative-samples 0 leaves no negatives: give some, or --shared-negatives")
+    if config.user_dropout and not config.history:
+        raise InputError("--user-dropout hides the user's row, so it needs something beside it: give --history")
+
+
+def make_loss(config: TrainConfig, n_items: int) -> Loss:
+    """The loss of `config`."""
+    if config.loss == "bce":
+        return BinaryCrossEntropy()
+    return SampledSoftmax(n_items, config.negative_samples + min(config.shared_negatives, n_items))
+
+
 class Step:
     """Adam on the exact gradient of a batch, or of the union of the processes' batches.
 
@@ -64,9 +87,14 @@ class Step:
         `gradients` replaces the back end: by hand on a CPU, autograd elsewhere and where the step is compiled.
         """
         self.model, self.device = model, model.output.weight.device
-        dtype, self.loss = DTYPES[config.precision], BinaryCrossEntropy()
-        self.optimizer = torch.optim.Adam(
-            model.parameters(), lr=config.learning_rate, betas=(config.beta1, config.beta2), eps=config.eps, fused=True
+        dtype, self.loss = DTYPES[config.precision], make_loss(config, model.n_items)
+        self.optimizer = torch.optim.AdamW(  # Adam where the weight decay is 0
+            model.parameters(),
+            lr=config.learning_rate,
+            betas=(config.beta1, config.beta2),
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            fused=True,
         )
         dynamic = config.loss_scale == "dynamic"
         self.fixed_scale = None if dynamic else float(config.loss_scale)
@@ -83,6 +111,11 @@ class Step:
             else AutogradGradients(model, self.loss, dtype, config, self.scaler, self.divisor)
         )
         self.allreduce = AllReduce(model, group) if group.connected else None
+
+    def set_learning_rate(self, rate: float) -> None:
+        """The step size from now on."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
 
     def __call__(self, batch: Batch, generator: torch.Generator | None) -> Tensor:
         """One step; its loss sum [], float64, left on the device.

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ncf.config import RunConfig, TrainConfig
 from ncf.data.dataset import Dataset
-from ncf.data.interactions import SPLITS
+from ncf.data.interactions import SPLITS, Sequence
 from ncf.data.shard import AnyDataset, Shard
 from ncf.device import check_fits, configured, pick_device
 from ncf.errors import InputError, RunError
@@ -26,12 +25,12 @@ from ncf.parallel.group import SINGLE, ProcessGroup
 from ncf.ranking.eval_set import EvalSet, make_eval_set
 from ncf.ranking.evaluate import evaluate, protocol_line, warn_if_odd
 from ncf.ranking.scorer import NeuralScorer, PopularityScorer, Scorer
-from ncf.report import closing_block, epoch_line, import_summary_writer, test_line, write_events
+from ncf.report import closing_block, epoch_line, import_summary_writer, recipe_line, test_line, write_events
 from ncf.runs.metrics_log import EpochRecord, MetricsLog, best_of
 from ncf.runs.run import BEST, DEPLOY, DEPLOY_LAST, LAST, LOCK, METRICS, RunDirectory, options_of
 from ncf.runs.start import make_directory, run_directory, start_run
 from ncf.training.autograd import check_compile
-from ncf.training.step import check_precision
+from ncf.training.step import check_loss, check_precision
 from ncf.training.trainer import Trainer, needed_bytes
 
 
@@ -46,9 +45,9 @@ class TrainResult:
 
 
 def resolve_config(run: RunConfig, dataset_name: str, **explicit: Any) -> TrainConfig:
-    """The explicit options over the defaults or, where a run is resumed, over the run's own."""
+    """The explicit options over those of their recipe or, where a run is resumed, over the run's own."""
     resumed = options_of(run_directory(run, dataset_name)) if run.resume else None
-    return (resumed or TrainConfig()).replaced(**explicit)
+    return TrainConfig.from_recipe(**explicit) if resumed is None else resumed.replaced(**explicit)
 
 
 def train(
@@ -64,8 +63,9 @@ def train(
 
     Of several processes each brings its own shard (`ncf.data.shard.load_dataset`); rank 0 writes files and lines.
 
-    Without a `config` its defaults serve or, with `resume`, the run's own options. The test split is used once, at the
-    end. SIGKILL at any moment loses at most the running epoch; a resumed run is bit-equal on the same CPU and threads.
+    Without a `config` the default recipe serves or, with `resume`, the run's own options. The test split is used once,
+    at the end. SIGKILL at any moment loses at most the running epoch; a resumed run is bit-equal on the same CPU and
+    threads.
 
     Raises InputError for options that cannot work with this dataset, device or directory; RunError for a run that
     fails (a loss that is not finite, a full disk), which leaves the best epoch so far as it is.
@@ -79,12 +79,16 @@ def train(
     with configured(device, group):
         _check(config, run, dataset, device, group)  # before anything is written
         split = config.select_on
-        eval_set = None if split == "last" else make_eval_set(dataset, split, config.valid_negative, group)
+        eval_set = None if split == "last" else _eval_set(dataset, split, config, group)
         if group.is_main:
             make_directory(path, run)
         with locked(path / LOCK, "another `ncf train`") if group.is_main else nullcontext():
             stored = start_run(path, config, dataset, resume=run.resume, overwrite=run.overwrite, group=group)
             return _Session(stored, config, run, device, eval_set, progress and group.is_main, log).go()
+
+
+def _eval_set(dataset: AnyDataset, split: str, config: TrainConfig, group: ProcessGroup) -> EvalSet:
+    return make_eval_set(dataset, split, config.valid_negative, group, history=config.history)
 
 
 def _check(config: TrainConfig, run: RunConfig, dataset: AnyDataset, device: torch.device, group: ProcessGroup) -> None:
@@ -99,6 +103,7 @@ def _check(config: TrainConfig, run: RunConfig, dataset: AnyDataset, device: tor
     if run.tensorboard:
         import_summary_writer()
     check_widths(config.factors, config.layers)
+    check_loss(config)
     check_precision(config.precision, device)
     check_compile(config, device)
     mine = dataset.interactions
@@ -131,9 +136,10 @@ class _Session:
 
     def go(self) -> TrainResult:
         """Train what is left to train, and close."""
-        trainer = self._trainer(self.dataset.interactions.train_users, self.dataset.interactions.train_items, "train")
+        trainer = self._trainer(self.dataset.interactions.sequence(), "train")
         history = self._resume(trainer)
         if not self._over(history):
+            self.log(recipe_line(self.config))
             self.stored.forget_result()
             self.stored.remove(DEPLOY)  # of an earlier choice of epochs
             self._train(trainer, history)
@@ -144,8 +150,9 @@ class _Session:
             self._deploy(best.epoch)
         return self._close(history, best)
 
-    def _trainer(self, users: Tensor, items: Tensor, purpose: str) -> Trainer:
-        return Trainer(self.stored.new_model(), users, items, self.config, self.device, purpose, self.group)
+    def _trainer(self, sequence: Sequence, purpose: str) -> Trainer:
+        model, ordered = self.stored.new_model(), self.dataset.interactions.ordered
+        return Trainer(model, sequence, self.config, self.device, purpose, self.group, ordered=ordered)
 
     def _resume(self, trainer: Trainer) -> list[EpochRecord]:
         if not self.stored.has(LAST):
@@ -225,8 +232,8 @@ class _Session:
         """Train the model to deploy: as many epochs as were chosen, on every interaction, held-out ones too."""
         if self.stored.epoch_of(DEPLOY) == epochs:
             return
-        users, items, _ = self.dataset.interactions.sequence(*SPLITS)
-        trainer = self._trainer(users, items, "deploy")
+        sequence = self.dataset.interactions.sequence(*SPLITS)
+        trainer = self._trainer(sequence, "deploy")
         done = 0
         if self.stored.has(DEPLOY_LAST):
             tensors, state = self.stored.load(DEPLOY_LAST)
@@ -239,7 +246,7 @@ class _Session:
             self.stored.save(DEPLOY_LAST, tensors, {"epoch": number, **values})
         self.stored.save(DEPLOY, trainer.model.state_dict(), {"epoch": epochs})
         self.stored.remove(DEPLOY_LAST)
-        total = self.group.all_sum(len(users))[0]
+        total = self.group.all_sum(len(sequence.users))[0]
         self.log(f"Deploy: trained on all {total} interactions for {epochs} epochs; `ncf recommend` uses this model")
 
     def _close(self, history: list[EpochRecord], best: EpochRecord) -> TrainResult:
@@ -272,7 +279,7 @@ class _Session:
         """The lines and the scores of the best epoch on the test split, which is looked at here alone."""
         config = self.config
         try:
-            eval_set = make_eval_set(self.dataset, "test", config.valid_negative, self.group).to(self.device)
+            eval_set = _eval_set(self.dataset, "test", config, self.group).to(self.device)
         except InputError as error:  # nothing to test on, which is no reason to lose what was trained
             return [f"No test score: {error}"], None
         model, state = self.stored.load_model(BEST)

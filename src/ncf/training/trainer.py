@@ -15,10 +15,11 @@ from tqdm import tqdm
 
 from ncf.config import TrainConfig
 from ncf.cpu.forward import PAIRS
-from ncf.cpu.threads import thread_count
+from ncf.data.interactions import Sequence
 from ncf.errors import RunError
 from ncf.model.neumf import NeuMF
 from ncf.parallel.group import SINGLE, ProcessGroup
+from ncf.threads import thread_count
 from ncf.training.autograd import wants_compile
 from ncf.training.batches import Batches, batch_size_of
 from ncf.training.step import Step
@@ -30,29 +31,40 @@ def stream(seed: int, epoch: int, rank: int, purpose: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
+def learning_rate(config: TrainConfig, progress: float) -> float:
+    """The step size at a share `progress` of all steps, from 0 to below 1."""
+    if config.schedule == "linear":
+        return config.learning_rate * (1 - progress)
+    return config.learning_rate
+
+
 class Trainer:
-    """Trains `model`, in place, on pairs `users` and `items` [N] of this process's users, ascending, int32."""
+    """Trains `model`, in place, on a sequence of this process's interactions.
+
+    `ordered` says whether the log has a time; `purpose` names the random streams.
+    """
 
     def __init__(
         self,
         model: NeuMF,
-        users: Tensor,
-        items: Tensor,
+        sequence: Sequence,
         config: TrainConfig,
         device: torch.device,
         purpose: str,
         group: ProcessGroup = SINGLE,
+        *,
+        ordered: bool = True,
     ) -> None:
         self.model, self.config, self.device, self.purpose = model.to(device), config, device, purpose
         self.group = group
         self.batches = Batches(
-            users.to(device),
-            items.to(device),
+            sequence.to(device),
             model.n_users,
             model.n_items,
             config,
+            ordered=ordered,
             pad=wants_compile(config, device),
-            counts=group.all_gather(len(users)),
+            counts=group.all_gather(len(sequence.users)),
         )
         self.step = Step(self.model, config, group, samples=self.batches.samples)
         self.samples = 0  # of the last epoch, over all processes: interactions and their negatives
@@ -77,7 +89,9 @@ class Trainer:
             leave=False,
             disable=not progress,
         )
-        for batch in bar:
+        first = (number - 1) * len(self.batches)
+        for at, batch in enumerate(bar, first):
+            self.step.set_learning_rate(learning_rate(self.config, at / (self.config.epochs * len(self.batches))))
             losses.append(self.step(batch, generator))
             samples = samples + batch.samples
         found = torch.stack([*losses, torch.as_tensor(samples, dtype=torch.float64, device=self.device)])
@@ -125,12 +139,16 @@ def needed_bytes(
     """
     concatenated = config.layers[0] if config.layers else 0
     width = config.factors + concatenated // 2
-    tables = (n_users + n_items) * width
+    tables = (n_users + n_items * (2 if config.history else 1)) * width
     network = sum(a * b for a, b in itertools.pairwise(config.layers))
-    summed = n_items * width + network if processes > 1 else 0
+    item_side = n_items * width * (2 if config.history else 1)
+    summed = item_side + network if processes > 1 else 0
     by_hand = device.type == "cpu" and not wants_compile(config, device)
     item_tables = n_items * (config.factors + (config.layers[1] if config.layers else 0)) * (1 + thread_count())
+    item_tables += n_items * width * thread_count() if config.history else 0
     batch = math.ceil(batch_size_of(config, n_train * processes) / processes)
     samples = min(batch, PAIRS * thread_count()) if by_hand else batch
     activations = samples * (config.factors + sum(config.layers)) * 4 * (4 if config.precision == "fp32" else 2)
-    return 16 * (tables + network) + 4 * (summed + item_tables) + 24 * n_train + 32 * batch + activations
+    rows = batch // (1 + config.negative_samples)
+    extra = rows * (8 * config.history + 2 * config.shared_negatives)
+    return 16 * (tables + network) + 4 * (summed + item_tables) + 24 * n_train + 32 * batch + activations + extra

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from ncf.cpu import threads
+from ncf import threads
 
 
 @pytest.fixture(params=[1, 3])
@@ -70,7 +70,7 @@ def test_who_asked_goes_on_only_when_nobody_works_any_more(monkeypatch):
 def test_the_workers_one_thread_is_nobody_elses_default():
     script = """
 import threading, torch
-from ncf.cpu import threads
+from ncf import threads
 torch.set_num_threads(2)
 assert threads.parallel_map(lambda _: torch.get_num_threads(), range(2)) == [1, 1]
 other = []

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from ncf.errors import InputError, NcfWarning
+from ncf.ingest.locate import source_name
 from ncf.ingest.prepare import prepare
-from ncf.ingest.sources import source_name
 from ncf.ingest.titles import read_titles
 
 PAIRS = [(user, item) for user in range(1, 4) for item in range(4, 9)]
