@@ -26,7 +26,6 @@ from ncf.cpu.user_side import grad_of
 from ncf.data.shard import Shard, load_dataset
 from ncf.errors import InputError
 from ncf.model.batch import Batch
-from ncf.model.losses import BinaryCrossEntropy
 from ncf.model.neumf import NeuMF
 from ncf.parallel.environment import process_env
 from ncf.parallel.group import SINGLE, ProcessGroup, join
@@ -38,7 +37,7 @@ from ncf.runs.run import BEST, DEPLOY, LAST, RunDirectory
 from ncf.runs.start import start_run
 from ncf.training.allreduce import AllReduce
 from ncf.training.autograd import AutogradGradients
-from ncf.training.step import Step
+from ncf.training.step import Step, make_loss
 from ncf.training.train import train
 from ncf.training.trainer import Trainer
 
@@ -54,7 +53,13 @@ BORDERS = {  # number of ranks -> name -> borders of the ranks' users
         "one without rows": [0, 1, 7, 12],  # user 0 is not in the batch
     },
 }
-SHAPES: list[dict[str, Any]] = [{"factors": 5, "layers": (8, 6, 4)}, {"factors": 0, "layers": (8, 6)}, {"layers": ()}]
+SHAPES: list[dict[str, Any]] = [
+    {"factors": 5, "layers": (8, 6, 4)},
+    {"factors": 0, "layers": (8, 6)},
+    {"layers": ()},
+    {"factors": 5, "layers": (8, 6), "history": 4, "item_bias": True},
+]
+SHARED: dict[str, Any] = {"layers": (), "history": 4, "ordered": False, "item_bias": True}  # with shared negatives
 
 
 def whole_model(shape: dict[str, Any]) -> NeuMF:
@@ -70,7 +75,9 @@ def gradients_of(
     model: NeuMF, group: ProcessGroup, batch: Batch, rows: slice = slice(None), *, by_hand: bool = True
 ) -> list[Tensor]:
     """The gradients after a step; of the user table its `rows` alone."""
-    config, loss, scaler = TrainConfig(dropout=0.0), BinaryCrossEntropy(), torch.amp.GradScaler("cpu", enabled=False)
+    shared = 0 if batch.shared is None else len(batch.shared)
+    config = TrainConfig(dropout=0.0, loss="softmax" if shared else "bce", shared_negatives=shared)
+    loss, scaler = make_loss(config, ITEMS), torch.amp.GradScaler("cpu", enabled=False)
     on_cpu = CpuGradients(model, loss, torch.float64)
     compute = on_cpu if by_hand else AutogradGradients(model, loss, torch.float64, config, scaler)
     Step(model, config, group, gradients=compute)(batch, None)
@@ -87,19 +94,25 @@ def gradient_error(
     weights = (torch.rand(31, 5, generator=generator) > 0.3).double() if weighted else torch.ones(31, 5).double()
     first, end = borders[group.rank : group.rank + 2]
     batch = Batch(users, candidates, weights, int(weights.sum()))
+    if "history" in shape:
+        history = torch.randint(-1, ITEMS, (31, 4), generator=generator)
+        batch = batch._replace(history=history, hidden=torch.rand(31, generator=generator) < 0.3)
+    if shape is SHARED:
+        seen = torch.rand(31, 6, generator=generator) < 0.2
+        batch = batch._replace(shared=torch.arange(6), shared_seen=seen)
     expected = gradients_of(whole_model(shape), SINGLE, batch, slice(first, end))
     model = NeuMF(end - first, ITEMS, dropout=0.0, user_offset=first, **shape).double()
     state = whole_model(shape).state_dict()
     model.load_state_dict({**state, "user_embedding": state["user_embedding"][first:end]})
-    own = (users >= first) & (users < end)
-    batch = Batch(users[own] - first, candidates[own], weights[own], int(weights[own].sum()))
+    mine = slice(*torch.searchsorted(users, torch.tensor([first, end], dtype=users.dtype)).tolist())
+    batch = batch.rows(mine)._replace(users=users[mine] - first, samples=int(weights[mine].sum()))
     found = gradients_of(model, group, batch, by_hand=by_hand)
     differences = [(ours - theirs).flatten() for ours, theirs in zip(found, expected, strict=True)]
     return float(torch.cat(differences).abs().max())
 
 
 def gradients(group: ProcessGroup) -> dict[str, float]:
-    cases = product(BORDERS[group.world].items(), SHAPES, (False, True), (False, True))
+    cases = product(BORDERS[group.world].items(), [*SHAPES, SHARED], (False, True), (False, True))
     return {
         f"{name} {shape} weighted={weighted} by_hand={by_hand}": gradient_error(
             group, borders, shape, weighted, by_hand

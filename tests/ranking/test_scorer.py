@@ -10,7 +10,7 @@ from ncf.model.neumf import NeuMF
 from ncf.ranking.scorer import NeuralScorer
 
 N_USERS, N_ITEMS = 23, 70
-SHAPES = [{}, {"factors": 0}, {"layers": ()}, {"factors": 5, "layers": (8, 6)}]
+SHAPES = [{}, {"factors": 0}, {"layers": ()}, {"factors": 5, "layers": (8, 6), "history": 3, "item_bias": True}]
 
 
 def make_model(shape: dict) -> NeuMF:
@@ -37,14 +37,14 @@ def test_scores_are_the_networks(shape, dtype, chunk, threads):
     scorer.pairs = chunk
     close: dict[str, Any] = {"rtol": 0, "atol": 1e-5 if dtype == torch.float32 else 0.1}
     everyone, catalogue = torch.arange(N_USERS), torch.arange(N_ITEMS).expand(N_USERS, -1)
-    expected = model(everyone, catalogue, dtype)
+    past = torch.randint(-1, N_ITEMS, (N_USERS, 3)) if model.history else None
+    expected = model(everyone, catalogue, dtype, history=past)
+    user_rows = scorer.user_rows(everyone, past)
     for users in (everyone, everyone[:1], everyone):  # large, small and large again through the same buffers
-        torch.testing.assert_close(scorer.score_all(scorer.user_rows(users)), expected[: len(users)], **close)
+        torch.testing.assert_close(scorer.score_all(user_rows[users]), expected[: len(users)], **close)
     items = torch.randint(N_ITEMS, (N_USERS, 9), generator=torch.Generator().manual_seed(0))
     for rows in (slice(None), slice(3), slice(None)):
-        torch.testing.assert_close(
-            scorer.score(scorer.user_rows(everyone[rows]), items[rows]), expected.gather(1, items)[rows], **close
-        )
+        torch.testing.assert_close(scorer.score(user_rows[rows], items[rows]), expected.gather(1, items)[rows], **close)
 
 
 def test_scores_are_the_same_inside_inference_mode_and_after_it(threads):

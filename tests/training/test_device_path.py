@@ -33,12 +33,12 @@ class Watch(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def planted(device, config):
+def planted(device, config, **shape):
     """Batches with a short last one and a user who has every item; a step by autograd on a CPU too."""
     pairs = torch.cat([torch.arange(ITEMS), torch.arange(ITEMS, USERS * ITEMS, 3)]).to(device)
     pad = wants_compile(config, device)
     batches = Batches(Sequence((pairs // ITEMS).int(), (pairs % ITEMS).int()), USERS, ITEMS, config, pad=pad)
-    step = Step(NeuMF(USERS, ITEMS, **SHAPE).to(device).train(), config)
+    step = Step(NeuMF(USERS, ITEMS, **(SHAPE | shape)).to(device).train(), config)
     step.gradients = AutogradGradients(step.model, step.loss, DTYPES[config.precision], config, step.scaler)
     return batches, step
 
@@ -64,6 +64,29 @@ def test_the_host_waits_for_nothing_in_an_epoch(precision):
         loss, samples = run_epoch(batches, step, 0)
     assert samples == 5 * len(batches.users) - 4 * ITEMS
     assert 0.6 < loss / samples < 0.8
+
+
+def test_the_host_waits_for_nothing_with_a_history():
+    config = TrainConfig(batch_size=100, compile=False, history=3, user_dropout=0.3, **SHAPE)
+    batches, step = planted(torch.device("cpu"), config, history=3, item_bias=True)
+    with Watch():
+        loss, samples = run_epoch(batches, step, 0)
+    assert 0.6 < loss / samples < 0.8
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:TensorFloat32", "ignore:Synchronization debug mode")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_host_waits_for_nothing_with_shared_negatives_on_a_gpu(compiled):
+    recipe = {"factors": 4, "history": 3, "shared_negatives": 5, "batch_size": 20, "compile": compiled}
+    shape = {"layers": (), "history": 3, "item_bias": True}
+    batches, step = planted(torch.device("cuda"), TrainConfig.from_recipe(**recipe), **shape)
+    run_epoch(batches, step, 0)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run_epoch(batches, step, 1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
