@@ -22,6 +22,16 @@ def test_editors_complete_every_option(config, keywords):
     assert {item.metadata["group"] for item in dataclasses.fields(config)} <= set(GROUPS)
 
 
+def test_a_recipe_is_a_set_of_values_and_given_ones_win():
+    assert TrainConfig.from_recipe("nvidia") == TrainConfig()
+    history = TrainConfig.from_recipe()
+    assert (history.recipe, history.layers, history.loss) == ("history", (), "softmax")
+    assert TrainConfig.from_recipe(history=7) == dataclasses.replace(history, history=7)
+    assert TrainConfig.from_dict(json.loads(json.dumps(history.to_dict()))) == history
+    with pytest.raises(InputError, match="--recipe must be history or nvidia: got 'best'"):
+        TrainConfig.from_recipe("best")
+
+
 @given(
     st.integers(0, 500),
     st.lists(st.integers(1, 500), max_size=5),
@@ -53,7 +63,7 @@ def test_values_out_of_range_are_named(options, message):
 
 
 def test_an_unknown_option_lists_the_known_ones():
-    with pytest.raises(InputError, match="unknown option factor: choose among factors, layers"):
+    with pytest.raises(InputError, match="unknown option factor: choose among recipe, factors, layers"):
         TrainConfig.from_dict({"factor": 3})
 
 

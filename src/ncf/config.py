@@ -90,7 +90,7 @@ class TrainConfig(Options):
 
     epochs: int = _optimisation(40, "passes over the interactions", "-e", low=1, resumable=True)
     batch_size: int | None = _optimisation(
-        None, "positives and negatives per step (default: by --steps-per-epoch, at most 1048576)", "-b", low=1
+        None, "positives and negatives per step (default: by --steps-per-epoch and --smallest-batch)", "-b", low=1
     )
     negative_samples: int = _optimisation(4, "negatives per interaction, drawn anew every epoch", "-n", low=0)
     shared_negatives: int = _optimisation(
@@ -142,6 +142,7 @@ class TrainConfig(Options):
     valid_users_per_batch: int = _hardware(5000, "users scored at a time in evaluation", low=1)
 
     steps_per_epoch: int = _advanced(100, "about how many steps an epoch has, where --batch-size is not given", low=1)
+    smallest_batch: int = _advanced(1, "interactions that a step has at least, where --batch-size is not given", low=1)
     beta1: float = _advanced(0.25, "Adam's decay of the gradient's mean", "-b1", low=0, below=1)
     beta2: float = _advanced(0.5, "Adam's decay of the gradient's square", "-b2", low=0, below=1)
     eps: float = _advanced(1e-8, "Adam's guard against division by zero", above=0)
@@ -184,6 +185,7 @@ class TrainOptions(TypedDict, total=False):
     compile: bool | None
     valid_users_per_batch: int
     steps_per_epoch: int
+    smallest_batch: int
     beta1: float
     beta2: float
     eps: float
@@ -191,7 +193,7 @@ class TrainOptions(TypedDict, total=False):
     loss_scale: float | str
 
 
-# docs/algorithms.md, section 11, has the search that found these values.
+# docs/algorithms.md, section 13, explains these values.
 RECIPES: dict[str, TrainOptions] = {
     "nvidia": {},
     "history": {
@@ -207,6 +209,7 @@ RECIPES: dict[str, TrainOptions] = {
         "schedule": "linear",
         "epochs": 8,
         "steps_per_epoch": 500,
+        "smallest_batch": 512,
         "beta1": 0.9,
         "beta2": 0.999,
     },

@@ -19,7 +19,9 @@ PROTOCOL = {
 LIST = {"topk": "items per user (default: 10)", "precision": None}
 MEASURED = {
     **dict.fromkeys(("recipe", "factors", "layers", "dropout", "history", "item_bias", "loss", "batch_size")),
-    **dict.fromkeys(("steps_per_epoch", "negative_samples", "shared_negatives", "user_dropout", "compile", "topk")),
+    **dict.fromkeys(
+        ("steps_per_epoch", "smallest_batch", "negative_samples", "shared_negatives", "user_dropout", "compile", "topk")
+    ),
     "precision": "fp32, bf16 or fp16 (default: every one that the device supports, one after the other)",
 }
 OTHER_NAMES = "the recipe's other names"

@@ -35,6 +35,14 @@ def test_json_is_one_object(ncf):
     assert "precisions" not in found
 
 
+def test_the_history_recipe_is_measured_unless_told_otherwise(ncf):
+    status, out, err = ncf("benchmark", *SIZES, "--factors", 4, "--device", "cpu", "--precision", "fp32", "--json")
+    assert (status, err) == (0, "")
+    found = json.loads(out)
+    assert (found["recipe"], found["layers"]) == ("history", [])
+    assert found["history"] > 0
+
+
 @pytest.mark.filterwarnings("default::ncf.errors.NcfWarning")
 def test_a_dataset(ncf, tiny_data):
     status, out, err = ncf("benchmark", "--data", tiny_data, *SMALL, "--json")

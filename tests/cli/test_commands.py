@@ -171,3 +171,26 @@ def test_resume_keeps_the_options_that_are_not_given_again(ncf, tiny_data, tmp_p
         2,
         "ncf: error: --resume cannot change --learning-rate: the run in run has 0.001, got 0.002\n",
     )
+
+
+def test_the_default_recipe_from_a_log_to_a_list(ncf, tiny_data, tmp_path):
+    small = ("--factors", 8, "-e", 2, "--valid-negative", 20, "--device", "cpu")
+    status, out, err = ncf("train", "--data", tiny_data, "--checkpoint-dir", "run", *small)
+    assert (status, err) == (0, "")
+    assert out.startswith("Recipe: history (factors 8, layers none, history ")
+    assert "; --recipe nvidia for NVIDIA's\n" in out
+    options = json.loads((tmp_path / "run" / "config.json").read_text())["options"]
+    assert (options["recipe"], options["factors"], options["epochs"]) == ("history", 8, 2)
+    status, out, _ = ncf("recommend", "--checkpoint-dir", "run", "--user", 7, "-k", 3, "--format", "json")
+    assert (status, len(out.splitlines())) == (0, 3)
+    status, _, err = ncf("train", "--data", tiny_data, "--checkpoint-dir", "run", "--resume", "--recipe", "nvidia")
+    assert status == 2
+    assert "--resume cannot change --recipe: the run in run has 'history', got 'nvidia'" in err
+
+
+def test_a_history_is_not_for_a_run_without_one(ncf, tiny_data, tiny_run):
+    status, _, err = ncf(
+        *("train", "--data", tiny_data, "--checkpoint-dir", tiny_run, "--resume", "--history", 5, "--epochs", 9)
+    )
+    assert status == 2
+    assert "--resume cannot change --history: the run in" in err

@@ -257,3 +257,7 @@ def test_the_order_of_many_rows_survives(tmp_path, small):
     dataset = small(train_users=torch.zeros(300_000, dtype=torch.int32), train_items=items)
     dataset.save(tmp_path / "out")
     assert torch.equal(Dataset.load(tmp_path / "out").interactions.train_items, items)
+
+
+def test_a_dataset_without_what_came_later_has_the_fingerprint_it_always_had(tiny):
+    assert tiny.fingerprint == "ec0b0c8056ab0f1a57db277123ae0063b77696e4bf185692e7f2741bdc311df7"

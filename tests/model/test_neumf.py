@@ -93,3 +93,39 @@ def test_dropout_works_in_training_and_not_in_evaluation():
 def test_widths_that_cannot_be_built_are_refused(factors, layers):
     with pytest.raises(InputError, match="--layers|--factors"):
         NeuMF(5, 5, factors=factors, layers=layers)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_the_history_is_a_weighted_sum_of_its_items_rows(ordered):
+    model = spread(NeuMF(5, 12, factors=3, layers=(6, 4), history=3, ordered=ordered))
+    history = torch.tensor([[4, 9, -1], [-1, -1, -1], [7, 7, 2]])
+    found = model.user_inputs(torch.tensor([1, 3, -1]), history)
+    weights = model.history_weights.expand(3)
+    table, users = model.history_embedding, model.user_embedding
+    expected = torch.stack(
+        [
+            users[1] + weights[0] * table[4] + weights[1] * table[9],
+            users[3],
+            weights[0] * table[7] + weights[1] * table[7] + weights[2] * table[2],
+        ]
+    )
+    torch.testing.assert_close(found, expected)
+    assert len(model.history_weights) == (3 if ordered else 1)
+
+
+def test_recent_items_begin_with_the_larger_weight():
+    assert NeuMF(2, 3, history=4).history_weights.tolist() == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4])
+
+
+def test_an_items_bias_is_added_to_its_score():
+    model = spread(NeuMF(5, 12, item_bias=True))
+    users, candidates = torch.tensor([0, 4]), torch.tensor([[1, 2], [3, 3]])
+    assert model.item_bias is not None
+    expected = plain_scores(model, users, candidates) + model.item_bias[candidates]
+    torch.testing.assert_close(model(users, candidates, torch.float64), expected, rtol=0, atol=1e-10)
+
+
+def test_gmf_alone_begins_as_matrix_factorization():
+    model = NeuMF(4, 6, factors=8, layers=()).eval()
+    users, candidates = torch.arange(4), torch.arange(6).expand(4, 6)
+    torch.testing.assert_close(model(users, candidates), model.user_embedding @ model.item_embedding.T)

@@ -21,7 +21,8 @@ def batch_size_of(config: TrainConfig, n_train: int, processes: int = 1) -> int:
     """Samples per step: as asked, or for `steps_per_epoch`. Raises InputError where they hold no interaction."""
     each = 1 + config.negative_samples
     if config.batch_size is None:
-        return max(processes, min(LARGEST_BATCH // each, math.ceil(n_train / config.steps_per_epoch))) * each
+        wanted = max(config.smallest_batch, math.ceil(n_train / config.steps_per_epoch))
+        return max(processes, min(LARGEST_BATCH // each, wanted, n_train)) * each
     if config.batch_size < each:
         raise InputError(
             f"--batch-size must hold one interaction and its {config.negative_samples} negatives, so at least {each}: "
