@@ -147,8 +147,8 @@ def _prepare(arguments: argparse.Namespace) -> None:
 def _train(arguments: argparse.Namespace) -> None:
     from ncf.data.shard import load_dataset  # noqa: PLC0415
     from ncf.data.storage import read_manifest  # noqa: PLC0415
-    from ncf.runs.start import run_directory  # noqa: PLC0415
-    from ncf.training.train import resolve_config, train  # noqa: PLC0415
+    from ncf.runs.start import resolve_config, run_directory  # noqa: PLC0415
+    from ncf.training.train import train  # noqa: PLC0415
 
     run = build_config(RunConfig, arguments)
     explicit = explicit_options(TrainConfig, arguments)

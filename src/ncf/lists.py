@@ -22,6 +22,12 @@ class Row(NamedTuple):
     rank: int  # from 1
 
 
+def make_rows(user: Any, items: Iterable[Any], titles: Iterable[str], scores: Iterable[float]) -> Iterator[Row]:
+    """A user's list, best first, as rows; `titles` may be endless."""
+    for rank, (item, title, score) in enumerate(zip(items, titles, scores, strict=False), start=1):
+        yield Row(user, item, title, score, rank)
+
+
 def write_recommendations(rows: Iterator[Row], style: str, output: str | None) -> None:
     """Write lists as a `table`, `csv` or `json` (an object per line). With `output` the file is whole or absent."""
     write = {"table": _write_table, "csv": _write_csv, "json": _write_json}[style]

@@ -35,8 +35,8 @@ def option(
     inclusive bounds, `above` and `below` exclusive ones. `choices` are the only values allowed; `words` are allowed
     beside numbers. A `resumable` option may change when a run is resumed.
 
-    The default must be neutral: what training did before the option existed. A saved run that lacks the option is
-    opened with it.
+    The default must be neutral: training with it is training as it was before the option existed. A saved run that
+    lacks the option is opened with it.
     """
     bounds = {"low": low, "above": above, "high": high, "below": below}
     metadata = {"group": group, "help": text, "flags": flags, "bounds": bounds, "choices": choices, "words": words}

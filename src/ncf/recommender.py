@@ -8,7 +8,6 @@ import itertools
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, Unpack
@@ -25,9 +24,8 @@ from ncf.data.shard import AnyDataset
 from ncf.data.unseen import UnseenItems
 from ncf.device import configured, pick_device
 from ncf.errors import InputError, NcfWarning
-from ncf.files import locked, replace_directory
 from ncf.ingest.prepare import prepare
-from ncf.lists import Row, make_table
+from ncf.lists import Row, make_rows, make_table
 from ncf.model.neumf import NeuMF
 from ncf.model.products import DTYPES
 from ncf.parallel.group import SINGLE, ProcessGroup
@@ -35,8 +33,8 @@ from ncf.ranking.eval_set import make_eval_set
 from ncf.ranking.evaluate import MAX_SCORES, Evaluation, evaluate, protocol_line, warn_if_odd
 from ncf.ranking.scorer import NeuralScorer
 from ncf.ranking.topk import top_items
-from ncf.runs.run import BEST, DEPLOY, LOCK, RunDirectory
-from ncf.runs.start import check_free
+from ncf.runs.run import BEST, DEPLOY, RunDirectory
+from ncf.runs.start import new_run
 from ncf.training.step import check_precision
 from ncf.training.train import TrainResult, train
 
@@ -118,15 +116,8 @@ class Recommender:
         InputError where it holds something (a run, without `overwrite`) or is in use, RunError where it cannot be
         written.
         """
-        path = Path(directory)
-        if path.exists() and not path.is_dir():
-            raise InputError(f"{path} is a file: choose another directory")
-        with locked(path / LOCK, "`ncf train`") if path.exists() else nullcontext():
-            if path.exists():
-                check_free(path, overwrite=overwrite)
-            with replace_directory(path) as folder:
-                run = RunDirectory.create(folder, self.config, self.dataset)
-                run.save(self.weights, self.model.state_dict(), self._state)
+        with new_run(Path(directory), self.config, self.dataset, overwrite=overwrite) as run:
+            run.save(self.weights, self.model.state_dict(), self._state)
 
     def evaluate(
         self,
@@ -256,8 +247,8 @@ class Recommender:
         model, self._state = run.load_model(self.weights)
         self._model, self._dataset = model.to(self.device).eval(), run.dataset
         self._scorers = {}
-        for name in ("_seen", "_histories"):
-            self.__dict__.pop(name, None)
+        self.__dict__.pop("_seen", None)
+        self.__dict__.pop("_histories", None)
 
     def _scorer(self, precision: str) -> NeuralScorer:
         """The scorer of a precision, which projects the catalogue once."""
@@ -282,7 +273,6 @@ class Recommender:
                 yield row[left], score[left]
 
     def _user_rows(self, scorer: NeuralScorer, users: torch.Tensor) -> torch.Tensor:
-        """The rows of `users` [B], after all that they did."""
         return scorer.user_rows(users, None if self._histories is None else self._histories.of_users(users))
 
     def _rows(self, user: int, items: np.ndarray, scores: np.ndarray) -> Iterator[Row]:
@@ -291,9 +281,7 @@ class Recommender:
         if not len(items):
             warnings.warn(f"user {raw} has seen every item: none is left to list", NcfWarning, stacklevel=2)
         titles = itertools.repeat("") if dataset.titles is None else map(str, dataset.titles[items])
-        named = zip(dataset.item_ids[items].tolist(), titles, scores.tolist(), strict=False)
-        for rank, (item, title, score) in enumerate(named, start=1):
-            yield Row(raw, item, title, score, rank)
+        return make_rows(raw, dataset.item_ids[items].tolist(), titles, scores.tolist())
 
     @cached_property
     def _histories(self) -> Histories | None:

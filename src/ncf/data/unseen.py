@@ -136,13 +136,13 @@ def evaluation_negatives(unseen: UnseenItems, users: Tensor, n: int, seed: int, 
 def _floyd(users: Tensor, counts: Tensor, n: int, seed: int) -> Tensor:
     """`n` distinct numbers below `counts` [B] for each of `users` [B]: [B, n], all of them where they are too few."""
     place = torch.arange(n, device=users.device)
+    every = torch.where(place < counts.unsqueeze(1), place, PAD)
+    if not (counts > n).any():
+        return every
     last = (counts.unsqueeze(1) - n + place).clamp(min=0)  # Floyd's j: the numbers to choose from are 0 .. j
-    last, number = (
-        last.T.int().contiguous(),
-        (hash_chain(seed, users.unsqueeze(1), place) % (last + 1)).T.int().contiguous(),
-    )  # [n, B]
+    number = (hash_chain(seed, users.unsqueeze(1), place) % (last + 1)).T.int().contiguous()  # [n, B]
+    last = last.T.int().contiguous()
     for i in range(1, n):
         taken = (number[:i] == number[i]).any(0)
         number[i] = torch.where(taken, last[i], number[i])
-    every = torch.where(place < counts.unsqueeze(1), place, PAD)
     return torch.where((counts > n).unsqueeze(1), number.T.long(), every)

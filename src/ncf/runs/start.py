@@ -1,22 +1,43 @@
 """Where a run begins: in an empty directory, over another run, or where it was left off."""
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from ncf.config import RunConfig, TrainConfig
 from ncf.data.shard import AnyDataset
 from ncf.data.storage import KIND, MANIFEST
 from ncf.errors import InputError
-from ncf.files import is_marked
+from ncf.files import is_marked, locked, replace_directory
 from ncf.options import flag_name
 from ncf.parallel.group import SINGLE, ProcessGroup
-from ncf.runs.run import BEST, CONFIG, DATASET, DEPLOY, LOCK, METRICS, RESULT, WEIGHTS, RunDirectory, is_inside
+from ncf.runs.run import (
+    BEST,
+    CONFIG,
+    DATASET,
+    DEPLOY,
+    LOCK,
+    METRICS,
+    RESULT,
+    WEIGHTS,
+    RunDirectory,
+    is_inside,
+    options_of,
+)
 
 
 def run_directory(run: RunConfig, dataset_name: str) -> Path:
     """Where a run on the dataset of that name goes."""
     return Path(run.checkpoint_dir or f"runs/{dataset_name}")
+
+
+def resolve_config(run: RunConfig, dataset_name: str, **explicit: Any) -> TrainConfig:
+    """The explicit options over those of their recipe or, where a run is resumed, over the run's own."""
+    resumed = options_of(run_directory(run, dataset_name)) if run.resume else None
+    return TrainConfig.from_recipe(**explicit) if resumed is None else resumed.replaced(**explicit)
 
 
 def make_directory(path: Path, run: RunConfig) -> None:
@@ -79,6 +100,21 @@ def start_run(
             file.unlink()
     run.write_config()
     return run
+
+
+@contextmanager
+def new_run(path: Path, config: TrainConfig, dataset: AnyDataset, *, overwrite: bool) -> Iterator[RunDirectory]:
+    """A run to fill, which is at `path` afterwards, whole, or not at all; one that is replaced is kept until then.
+
+    Raises InputError where `path` holds something (a run, without `overwrite`) or is in use.
+    """
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{path} is a file: choose another directory")
+    with locked(path / LOCK, "`ncf train`") if path.exists() else nullcontext():
+        if path.exists():
+            check_free(path, overwrite=overwrite)
+        with replace_directory(path) as folder:
+            yield RunDirectory.create(folder, config, dataset)
 
 
 def _check_same(run: RunDirectory, config: TrainConfig, dataset: AnyDataset) -> None:

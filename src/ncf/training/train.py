@@ -27,8 +27,8 @@ from ncf.ranking.evaluate import evaluate, protocol_line, warn_if_odd
 from ncf.ranking.scorer import NeuralScorer, PopularityScorer, Scorer
 from ncf.report import closing_block, epoch_line, import_summary_writer, recipe_line, test_line, write_events
 from ncf.runs.metrics_log import EpochRecord, MetricsLog, best_of
-from ncf.runs.run import BEST, DEPLOY, DEPLOY_LAST, LAST, LOCK, METRICS, RunDirectory, options_of
-from ncf.runs.start import make_directory, run_directory, start_run
+from ncf.runs.run import BEST, DEPLOY, DEPLOY_LAST, LAST, LOCK, METRICS, RunDirectory
+from ncf.runs.start import make_directory, resolve_config, run_directory, start_run
 from ncf.training.autograd import check_compile
 from ncf.training.step import check_loss, check_precision
 from ncf.training.trainer import Trainer, needed_bytes
@@ -42,12 +42,6 @@ class TrainResult:
     history: list[EpochRecord]
     best_epoch: int
     test: dict[str, Any] | None  # as `ncf evaluate --json`; None where no user has a test item
-
-
-def resolve_config(run: RunConfig, dataset_name: str, **explicit: Any) -> TrainConfig:
-    """The explicit options over those of their recipe or, where a run is resumed, over the run's own."""
-    resumed = options_of(run_directory(run, dataset_name)) if run.resume else None
-    return TrainConfig.from_recipe(**explicit) if resumed is None else resumed.replaced(**explicit)
 
 
 def train(
