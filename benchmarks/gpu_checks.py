@@ -155,9 +155,9 @@ def draws_are_unseen(planted: Planted) -> str:
     users, items = planted.pairs
     touched = (users.long() * planted.items + items).sort().values
     seen, drawn = [], 0
-    for who, candidates, weights, _ in planted.batches(planted.config("fp32")).epoch(planted.generator(1)):
-        keys = who.long().unsqueeze(1) * planted.items + candidates
-        there = torch.ones_like(keys, dtype=torch.bool) if weights is None else weights > 0
+    for batch in planted.batches(planted.config("fp32")).epoch(planted.generator(1)):
+        keys = batch.users.long().unsqueeze(1) * planted.items + batch.candidates
+        there = torch.ones_like(keys, dtype=torch.bool) if batch.weights is None else batch.weights > 0
         seen.append(keys[:, 0][there[:, 0]])
         negatives = keys[:, 1:][there[:, 1:]]
         drawn += len(negatives)

@@ -78,3 +78,13 @@ def test_paths_numbers_of_numpy_and_column_numbers_are_taken():
     assert PrepareConfig(user_column=1, item_column="2").user_column == "1"  # type: ignore[arg-type]
     with pytest.raises(InputError, match="--epochs must be at least 1: got 0"):
         TrainConfig(epochs=np.int64(0))  # type: ignore[arg-type]
+
+
+def test_an_automatic_weight_decay_follows_the_logs_density() -> None:
+    auto = TrainConfig(weight_decay="auto")
+    assert auto.for_log(n_users=60, n_items=40, n_train=1000).weight_decay == 0.2  # 2 / (10 per user and item)
+    assert auto.for_log(n_users=60, n_items=40, n_train=300).weight_decay == 0.5  # at most
+    assert auto.for_log(n_users=6040, n_items=3706, n_train=994_169).weight_decay == 0.02
+    given = TrainConfig(weight_decay=0.3)
+    assert given.for_log(n_users=60, n_items=40, n_train=300) is given
+    assert TrainConfig.from_recipe("history").weight_decay == "auto"

@@ -125,6 +125,7 @@ class _Bench:
     """What all precisions share: the log, its batches and its evaluation set."""
 
     def __init__(self, dataset: Dataset, config: TrainConfig, device: torch.device) -> None:
+        config = config.for_log(dataset.n_users, dataset.n_items, dataset.n_train)
         self.dataset, self.config, self.device = dataset, config, device
         eval_set = make_eval_set(dataset, "test", NEGATIVES, history=config.history)
         self.eval_set, self.seen = eval_set.to(device), eval_set.unseen

@@ -163,3 +163,12 @@ def test_values_out_of_range(options, message):
 def test_a_history_longer_than_any_users_is_harmless(tmp_path, tiny):
     result = train_into(tmp_path, tiny, dataclasses.replace(HISTORY, history=500, epochs=1))
     assert result.test is not None
+
+
+def test_an_automatic_weight_decay_is_decided_once_and_resumes(tmp_path, tiny):
+    auto = dataclasses.replace(HISTORY, weight_decay="auto")
+    train_into(tmp_path, tiny, auto)
+    decay = RunDirectory.open(tmp_path).config.weight_decay
+    assert decay == auto.for_log(tiny.n_users, tiny.n_items, tiny.n_train).weight_decay
+    assert isinstance(decay, float)
+    train_into(tmp_path, tiny, auto, resume=True)

@@ -55,7 +55,7 @@ def evaluate(
     starts = range(0, len(eval_set.users), users_per_batch)
     for at in tqdm(starts, desc="evaluate", unit="batch", leave=False, disable=not progress):
         part = slice(at, at + users_per_batch)
-        rank, tie, finite = _rank(scorer, eval_set, part)
+        rank, tie, finite = rank_batch(scorer, eval_set, part)
         counts += histogram(rank, eval_set.candidates)
         odd += torch.stack([tie.sum(), (~finite).sum()])
     found = group.all_reduce_(torch.cat([counts, odd]))
@@ -102,7 +102,7 @@ def warn_if_odd(evaluation: Evaluation, eval_set: EvalSet) -> None:
         )
 
 
-def _rank(scorer: Scorer, eval_set: EvalSet, part: slice) -> tuple[Tensor, Tensor, Tensor]:
+def rank_batch(scorer: Scorer, eval_set: EvalSet, part: slice) -> tuple[Tensor, Tensor, Tensor]:
     """Rank, whether tied, and whether all scores are finite, of the users of a batch: [B] each."""
     users, positives = eval_set.users[part], eval_set.positives[part].unsqueeze(1)
     rows = scorer.user_rows(users, None if eval_set.history is None else eval_set.history[part])

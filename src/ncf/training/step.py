@@ -93,7 +93,7 @@ class Step:
             lr=config.learning_rate,
             betas=(config.beta1, config.beta2),
             eps=config.eps,
-            weight_decay=config.weight_decay,
+            weight_decay=float(config.weight_decay),
             fused=True,
         )
         dynamic = config.loss_scale == "dynamic"

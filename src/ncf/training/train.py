@@ -69,6 +69,7 @@ def train(
     run = run or RunConfig()
     path = run_directory(run, dataset.name)
     config = config or resolve_config(run, dataset.name)
+    config = config.for_log(dataset.n_users, dataset.n_items, dataset.n_train)
     device = pick_device(run.device, group)
     with configured(device, group):
         _check(config, run, dataset, device, group)  # before anything is written
