@@ -4,7 +4,7 @@
     python benchmarks/accuracy.py runs/ml1m-0 runs/ml1m-1 runs/ml1m-2
     python benchmarks/accuracy.py runs/ml1m-0 --valid-negative all
 
-Needs scipy; and implicit for ALS, which is left out without it (`peers/als.txt` has the versions).
+ALS needs implicit and scipy (`peers/als.txt` has the versions); without implicit it is left out.
 
 EASE (Steck 2019) and ALS (Hu, Koren and Volinsky 2008) fit the training rows. Their options are those of the grids
 below with the best NDCG@10 on validation. At test each reads the validation item as well, as the runs do: EASE in the
@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ncf.data.dataset import Dataset
 from ncf.data.interactions import Interactions
 from ncf.device import configure_cpu
 from ncf.ranking.eval_set import EvalSet, make_eval_set
@@ -80,8 +79,7 @@ def ease(mine: Interactions) -> Iterator[tuple[str, Fit]]:
         print(f"EASE is left out: {mine.n_items:,} items are more than {LARGEST_EASE:,}")
         return
     matrices = {split: sparse(*read_by(split, mine), mine) for split in ("validation", "test")}
-    users, items = read_by("validation", mine)
-    train = sparse(users, items, mine)
+    train = matrices["validation"]
     gram = torch.sparse.mm(train.T, train.to_dense()).double()
     for penalty in EASE_PENALTIES:
         inverse = torch.linalg.inv(gram + penalty * torch.eye(mine.n_items, dtype=torch.float64))
@@ -145,7 +143,7 @@ def main() -> None:
     configure_cpu()
     runs = [RunDirectory.open(Path(path)) for path in arguments.run]
     dataset = runs[0].dataset
-    if not isinstance(dataset, Dataset) or len({run.dataset.fingerprint for run in runs}) > 1:
+    if len({run.dataset.fingerprint for run in runs}) > 1:
         sys.exit("the runs are of several datasets")
     mine = dataset.interactions
     history = runs[0].config.history
@@ -161,10 +159,12 @@ def main() -> None:
     print(f"  {'mean of runs':<52} {figure(mean)}{spread}")
     validation = make_eval_set(dataset, "validation", negatives)
     for family in (popularity, ease, als):
-        tried = [(float(per_user(fit("validation"), validation)[:, 1].mean()), name, fit) for name, fit in family(mine)]
-        if not tried:
+        # One fit at a time beside the best so far: a fit of EASE holds all pairs of items.
+        tried = ((float(per_user(fit("validation"), validation)[:, 1].mean()), name, fit) for name, fit in family(mine))
+        best = max(tried, key=lambda one: one[0], default=None)
+        if best is None:
             continue
-        _, name, fit = max(tried, key=lambda one: one[0])
+        _, name, fit = best
         values = per_user(fit("test"), test)
         ahead = mean - values
         error = (ahead.std(0) / len(ahead) ** 0.5).tolist()

@@ -161,7 +161,7 @@ class TrainConfig(Options):
     def for_log(self, n_users: int, n_items: int, n_train: int) -> "TrainConfig":
         """The same with what is left to the log's size decided.
 
-        An automatic weight decay is 2 / (interactions per user and item), at most 0.5: measured on seven logs
+        An automatic weight decay is 2 / (interactions per user and item), at most 0.5, after a search on six logs
         (docs/algorithms.md, section 13).
         """
         if self.weight_decay != "auto":
