@@ -28,7 +28,7 @@ from ncf.flags import (
     add_recommend,
     add_train,
     build_config,
-    check_needed,
+    check_given,
     explicit_options,
 )
 from ncf.parallel.environment import ProcessEnv, process_env
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parsed, unknown = _parser().parse_known_args(arguments)
         if unknown:
             raise InputError(f"unrecognized arguments: {' '.join(unknown)}; see `ncf {parsed.name} --help`")
-        check_needed(f"ncf {parsed.name}", parsed, parsed.needed)
+        check_given(f"ncf {parsed.name}", parsed)
         parsed.env = env
         if (devices := _to_launch(parsed)) > 1:
             return launch(devices, arguments)
@@ -126,7 +126,7 @@ def _parser() -> Parser:
 def _command(commands: Any, name: str, text: str, function: Callable[[argparse.Namespace], None]) -> Parser:
     examples = "\n".join(f"  ncf {name} {example}".rstrip() for example in EXAMPLES[name])
     parser: Parser = commands.add_parser(name, help=text, description=text, epilog=f"Examples:\n{examples}\n")
-    parser.set_defaults(command=function, name=name, needed=parser.get_default("needed") or [])
+    parser.set_defaults(command=function, name=name, needed=parser.get_default("needed") or [], configs=parser.configs)
     return parser
 
 

@@ -2,7 +2,7 @@
 
 import argparse
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import Field, fields
 from typing import Any, NoReturn, TypeVar
 
@@ -41,6 +41,7 @@ class Parser(argparse.ArgumentParser):
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(**settings, epilog=epilog, formatter_class=formatter, allow_abbrev=False)
         self.groups = {title: self.add_argument_group(title) for title in (*GROUPS, OTHER_NAMES)}
+        self.configs: list[type[Options]] = []  # whose flags the command has
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse has to say as InputError."""
@@ -49,6 +50,7 @@ class Parser(argparse.ArgumentParser):
 
 def add_options(parser: Parser, config: type[Options], texts: Mapping[str, str | None] | None = None) -> None:
     """Add a flag for every field of `config`, or for those in `texts`, which may replace the help text."""
+    parser.configs.append(config)
     for item in fields(config):
         if texts is None or item.name in texts:
             _add_flag(parser, item, texts[item.name] if texts else None)
@@ -124,9 +126,11 @@ def add_benchmark(parser: Parser) -> None:
     add_options(parser, RunConfig, {"device": None})
 
 
-def check_needed(parser_prog: str, arguments: argparse.Namespace, needed: Sequence[tuple[str, ...]]) -> None:
-    """Raise InputError where none of the alternatives in an element of `needed` was given."""
-    for names in needed:
+def check_given(parser_prog: str, arguments: argparse.Namespace) -> None:
+    """Raise InputError for a value out of its range, then where none of the alternatives of a needed flag was given."""
+    for config in arguments.configs:
+        build_config(config, arguments)
+    for names in arguments.needed:
         if all(getattr(arguments, name, None) is None for name in names):
             flags = [name.upper() if name == "source" else flag_name(name) for name in names]
             wanted = flags[0] if len(flags) == 1 else f"one of {', '.join(flags)}"

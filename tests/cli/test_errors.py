@@ -62,6 +62,8 @@ def test_no_dataset(ncf, tmp_path):
     check(ncf("train"), 2, "--data is missing; see `ncf train --help`")
     check(ncf("train", "--epoch", 3), 2, "unrecognized arguments: --epoch 3")  # the wrong flag, before the missing one
     check(ncf("train", "--epochs", "many"), 2, "--epochs: must be a whole number, at least 1: got 'many'")
+    check(ncf("train", "--epochs", 0), 2, "--epochs must be at least 1: got 0")
+    check(ncf("recommend", "-k", 0), 2, "--topk must be at least 1: got 0")
     check(ncf("recommend", "--checkpoint-dir", "run"), 2, "one of --user, --users-file, --all is missing")
     check(ncf("prepare"), 2, "SOURCE is missing")
     check(ncf("train", "--data", tmp_path), 2, "not a dataset")
